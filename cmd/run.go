@@ -1,0 +1,478 @@
+package cmd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/kern-sbx/kern-sbx/pkg/hints"
+	"github.com/kern-sbx/kern-sbx/pkg/hostroot"
+	"github.com/kern-sbx/kern-sbx/pkg/interp"
+	"github.com/kern-sbx/kern-sbx/pkg/kernbin"
+	"github.com/kern-sbx/kern-sbx/pkg/runner"
+	"github.com/kern-sbx/kern-sbx/pkg/term"
+	"github.com/kern-sbx/kern-sbx/pkg/validate"
+	"github.com/kern-sbx/kern-sbx/pkg/workspace"
+)
+
+type runOpts struct {
+	*app
+	box              boxFlags
+	code, file, lang string
+	hasCode, hasFile bool
+	argv             []string
+}
+
+func (a *app) runCommand() *cobra.Command {
+	o := &runOpts{app: a}
+	c := &cobra.Command{
+		Use:     "run [flags] [--] CMD [ARG...] | -c CODE [ARG...] | -f FILE [ARG...]",
+		Short:   "run a command or a piece of code in a fresh box",
+		GroupID: groupBox,
+		Long: `Run a command, or code, in a fresh box and pass its output on as it comes.
+Exits as the command does; 124 timeout, 137 oom or killed, 159 forbidden system
+call, 126/127 not executable/not found, 125 the box never started.`,
+		Example: `  kern-sbx run -c 'print(sum(range(100)))'
+  kern-sbx run --image host -f check.sh ./a ./b
+  kern-sbx run --image node:22 -W . --timeout 5m -- npm test
+  echo '{"a":1}' | kern-sbx run -i --image host -- python3 -m json.tool`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(c *cobra.Command, args []string) error {
+			o.argv = args
+			o.hasCode, o.hasFile = c.Flags().Changed("code"), c.Flags().Changed("file")
+			return o.run(c)
+		},
+		ValidArgsFunction: func(*cobra.Command, []string, string) ([]cobra.Completion, cobra.ShellCompDirective) {
+			return nil, cobra.ShellCompDirectiveDefault
+		},
+	}
+	f := c.Flags()
+	f.SetInterspersed(false)
+	f.SortFlags = false
+	f.StringVarP(&o.code, "code", "c", "", "run `CODE`; what follows are its arguments")
+	f.StringVarP(&o.file, "file", "f", "", "run `FILE`, or - for standard input; what follows are its arguments")
+	f.StringVar(&o.lang, "lang", "", "run it as `NAME`: python, node, bash, sh (else: by the file's ending)")
+	for _, n := range []string{"code", "file", "lang"} {
+		f.SetAnnotation(n, flagGroup, []string{inCode})
+	}
+	o.box.add(c)
+	c.RegisterFlagCompletionFunc("code", cobra.NoFileCompletions)
+	c.RegisterFlagCompletionFunc("lang", cobra.FixedCompletions(interp.Languages(), cobra.ShellCompDirectiveNoFileComp))
+	return c
+}
+
+// run is one `kern-sbx run`, from the flags to the exit code.
+func (o *runOpts) run(c *cobra.Command) error {
+	a := o.app
+	sigs := make(chan os.Signal, 4)
+	notify := []os.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGQUIT}
+	if !signal.Ignored(unix.SIGHUP) { // nohup
+		notify = append(notify, unix.SIGHUP)
+	}
+	signal.Notify(sigs, notify...)
+	// A write to a closed pipe shall be an error that we see, and not the end
+	// of this process with the box still there. Caught, not ignored: what is
+	// ignored would stay so in the box.
+	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)
+
+	res, report, err := o.execute(c, sigs)
+	if err != nil && res == nil {
+		res = runner.Refused(err)
+	}
+	if a.global.json {
+		if werr := res.WriteJSON(a.out); werr != nil {
+			if errors.Is(werr, unix.EPIPE) {
+				return &exitError{code: 141}
+			}
+			return fmt.Errorf("the result could not be written: %w", werr)
+		}
+	}
+	if err != nil {
+		var x *exitError
+		if errors.As(err, &x) {
+			return err
+		}
+		return &exitError{code: refused, err: err}
+	}
+	if report != nil {
+		report()
+	}
+	if res.Status == 0 {
+		return nil
+	}
+	return &exitError{code: res.Status}
+}
+
+// execute does the work; report prints what a person should know beside the
+// output.
+func (o *runOpts) execute(c *cobra.Command, sigs chan os.Signal) (res *runner.Result, report func(), err error) {
+	a := o.app
+	ctx := c.Context()
+	if err := a.configure(c, &o.box); err != nil {
+		return nil, nil, err
+	}
+	startTime, err := validate.ParseDuration(o.box.startTimeout)
+	if err != nil {
+		return nil, nil, validate.In("--start-timeout", err)
+	}
+	// A signal ends the preparations too: nothing is running yet then, so the
+	// program may just end. Once there is a box, runner listens.
+	early, cancelEarly := context.WithCancelCause(ctx)
+	defer cancelEarly(nil)
+	budget, cancel := runner.NewBudget(early, startTime)
+	defer cancel()
+	prepared := make(chan struct{})
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		select {
+		case sig := <-sigs:
+			cancelEarly(&interruptedError{sig.(unix.Signal)})
+		case <-prepared:
+		}
+	}()
+	dirs := runner.FindDirs(a.env)
+	s, program, err := o.prepare(early, budget, dirs)
+	var output *workspace.Output
+	if err == nil && a.global.result != "" {
+		err = budget.Touch(a.global.result, func() (e error) {
+			output, e = workspace.OpenOutput(a.global.result)
+			return validate.In("--result", e)
+		})
+	}
+	close(prepared)
+	<-watched
+	var in *interruptedError
+	if errors.As(context.Cause(early), &in) {
+		return nil, nil, &exitError{code: 128 + int(in.signal), err: in}
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	if output != nil {
+		defer output.Close()
+	}
+	show := newShow(a)
+	s.Signals = sigs
+	s.Capture = a.global.json || output != nil
+	if !a.global.json {
+		s.Stdout, s.Stderr = show.out(), show.err()
+	}
+	s.Progress = func(label string) func() {
+		if a.global.quiet {
+			return func() {}
+		}
+		return term.NewProgress(a.err, label).Stop
+	}
+	res, err = runner.Run(ctx, budget, dirs, s)
+	show.flush()
+	refusal := err
+	if err != nil {
+		res = runner.Refused(err)
+	}
+	hint, found := o.hint(s, program, res, refusal)
+	if found {
+		res.Hints = append(res.Hints, runner.Hint{ID: hint.ID, Text: hint.Why, Flag: hint.Flag})
+	}
+	if output != nil {
+		if err := output.Write(res.WriteJSON); err != nil {
+			a.say("error", fmt.Sprintf("the result could not be written to %s: %v", a.global.result, err))
+			if res.Status == 0 {
+				res.Status, res.OK = 1, false
+			}
+		}
+	}
+	if refusal != nil {
+		x := &exitError{code: refused, err: refusal}
+		if found && !a.global.quiet {
+			x.hint = hintText(hint)
+		}
+		return res, nil, x
+	}
+	return res, func() { o.report(s, dirs, res, hint, found) }, nil
+}
+
+func hintText(h hints.Hint) string {
+	if h.Flag == "" {
+		return h.Why
+	}
+	return h.Why + "; use " + h.Flag
+}
+
+// interruptedError says that a signal came before there was a box.
+type interruptedError struct{ signal unix.Signal }
+
+func (e *interruptedError) Error() string {
+	return "ended by " + unix.SignalName(e.signal) + " before the box was started"
+}
+
+// prepare turns the command line into a Spec.
+func (o *runOpts) prepare(ctx context.Context, budget *runner.Budget, dirs runner.Dirs) (*runner.Spec, *interp.Program, error) {
+	a := o.app
+	var program *interp.Program
+	switch {
+	case o.hasCode && o.hasFile:
+		return nil, nil, &validate.Error{Field: "--file", Value: o.file, Reason: "-c gives other code", Fix: "give one of -c and -f"}
+	case o.hasFile && o.file == "-" && o.box.stdin:
+		return nil, nil, &validate.Error{Field: "--file", Value: "-", Reason: "standard input holds the code, so it cannot go to the program as well", Fix: "leave out -i, or put the code in a file"}
+	case o.lang != "" && interp.Check(o.lang) != nil:
+		return nil, nil, interp.Check(o.lang)
+	case o.hasCode || o.hasFile:
+		code, name := []byte(o.code), ""
+		if o.hasFile {
+			var err error
+			if code, name, err = readCode(ctx, a, budget, o.file); err != nil {
+				return nil, nil, err
+			}
+		}
+		var err error
+		if program, err = interp.Build(o.lang, name, code, o.argv); err != nil {
+			return nil, nil, err
+		}
+	case len(o.argv) == 0:
+		return nil, nil, &exitError{code: refused, err: errors.New("nothing to run: give a command after --, code with -c, or a file with -f"), hint: "kern-sbx run --help has examples"}
+	}
+	for _, w := range o.argv {
+		if strings.ContainsRune(w, 0) {
+			return nil, nil, &validate.Error{Field: "command", Value: w, Reason: "a zero byte in an argument"}
+		}
+	}
+	if program == nil && o.argv[0] == "" {
+		return nil, nil, &validate.Error{Field: "command", Value: "", Reason: "the name of the command is empty", Fix: "give a command after --"}
+	}
+	s, err := o.box.spec(a, budget, dirs)
+	if err != nil {
+		return nil, nil, err
+	}
+	s.Argv = o.argv
+	if program != nil {
+		s.Argv, s.Code = program.Argv, program.Files
+		if program.Lang == "node" && !hasEnv(s.Env, "NODE_PATH") {
+			// The code lies outside the workspace; its modules lie inside.
+			s.Env = append(s.Env, validate.KV{Key: "NODE_PATH", Value: runner.WorkspaceDir + "/node_modules"})
+		}
+	}
+	if o.box.stdin {
+		s.Stdin = a.in
+	}
+	s.Kern, err = a.findKern(ctx, dirs)
+	return s, program, err
+}
+
+func hasEnv(all []validate.KV, key string) bool {
+	for _, kv := range all {
+		if kv.Key == key {
+			return true
+		}
+	}
+	return false
+}
+
+// findKern gives the kern that every command uses.
+func (a *app) findKern(ctx context.Context, dirs runner.Dirs) (*kernbin.Kern, error) {
+	var data []string
+	if dirs.Data != "" {
+		data = append(data, dirs.Data)
+	}
+	o := kernbin.Options{Flag: a.global.kern, Env: a.env, DataDirs: append(data, dirs.Private)}
+	if c, err := dirs.Usable(dirs.Cache); err == nil {
+		o.CacheDir = filepath.Join(c, "identity")
+	}
+	return kernbin.Find(ctx, o)
+}
+
+// hint asks the one table.
+func (o *runOpts) hint(s *runner.Spec, p *interp.Program, res *runner.Result, refusal error) (hints.Hint, bool) {
+	f := &hints.Facts{
+		Argv: s.Argv, Image: s.Image, ImageGiven: o.box.given["image"] == fromFlag || o.box.given["rootfs"] == fromFlag,
+		TimeoutIsDefault: o.box.given["timeout"] == "", Timeout: s.Timeout,
+		IsImage:    func(w string) bool { return runner.IsCachedImage(os.Getenv, w) },
+		IsHostFile: isHostFile,
+	}
+	var pull *runner.PullError
+	f.PullFailed = errors.As(refusal, &pull)
+	if res.Fault != nil {
+		f.Fault = string(res.Fault.Type)
+	}
+	if res.ExitCode != nil {
+		f.ExitCode = *res.ExitCode
+	}
+	if p != nil {
+		f.Lang = p.Lang
+	}
+	if res.Fault != nil && res.Fault.Type == runner.ExecFailed && s.Host != nil {
+		f.HostTool = hostroot.Outside(s.Argv[0], o.env("PATH"))
+	}
+	if s.Stdin == nil && o.file != "-" {
+		f.StdinWaiting = stdinWaiting(o.in)
+	}
+	f.Stderr = res.StderrHead()
+	return hints.Find(f)
+}
+
+func isHostFile(w string) bool {
+	if !strings.Contains(w, "/") {
+		return false
+	}
+	st, err := os.Stat(w)
+	return err == nil && st.Mode().IsRegular()
+}
+
+// stdinWaiting says whether somebody wrote into a pipe that the box was not
+// given.
+func stdinWaiting(in *os.File) bool {
+	st, err := in.Stat()
+	if err != nil || st.Mode()&os.ModeNamedPipe == 0 {
+		return false
+	}
+	n, err := unix.IoctlGetInt(int(in.Fd()), unix.TIOCINQ)
+	return err == nil && n > 0
+}
+
+// report prints, after the program's own output, what kern said (--verbose),
+// what was cut, who ended the run, and at most one hint.
+func (o *runOpts) report(s *runner.Spec, dirs runner.Dirs, res *runner.Result, hint hints.Hint, found bool) {
+	a := o.app
+	if a.global.verbose && !a.global.quiet {
+		for line := range strings.Lines(string(res.RuntimeNotes.Head(16 << 10))) {
+			a.say("kern", strings.TrimRight(line, "\n"))
+		}
+	}
+	for _, n := range res.Notes {
+		a.say("note", n) // what was done to the host's files is said with -q too
+	}
+	exit := "still running then"
+	if res.ExitCode != nil {
+		exit = fmt.Sprintf("exit %d", *res.ExitCode)
+	}
+	for _, t := range []struct {
+		cut  bool
+		name string
+	}{{res.Truncated.Stdout, "stdout"}, {res.Truncated.Stderr, "stderr"}} {
+		if t.cut {
+			a.note(fmt.Sprintf("%s cut at %s; the job ran on (%s); --max-output SIZE passes more on", t.name, s.MaxOutput.Human(), exit))
+		}
+	}
+	if res.Limits.Uncapped() {
+		o.reportUncapped(dirs)
+	}
+	if f := res.Fault; f != nil {
+		a.say(string(f.Type), f.Message+o.budgetNote(f.Type))
+	}
+	if found && !a.global.quiet {
+		a.say("hint", hintText(hint))
+	}
+	if a.global.verbose {
+		a.say("usage", headroom(s, res))
+	}
+}
+
+// budgetNote adds to a timeout which setting it came from.
+func (o *runOpts) budgetNote(t runner.FaultType) string {
+	switch from := o.box.given["timeout"]; {
+	case t != runner.Timeout:
+		return ""
+	case from == "":
+		return fmt.Sprintf(" (default %s; --timeout 10m)", o.box.timeout)
+	case from == fromFlag:
+		return " (--timeout " + o.box.timeout + ")"
+	default:
+		return " (timeout in " + from + ")"
+	}
+}
+
+// reportUncapped says that caps do not bind here: each time when one was asked
+// for, else once per boot.
+func (o *runOpts) reportUncapped(dirs runner.Dirs) {
+	var asked []string
+	for _, n := range []string{"memory", "pids-limit", "cpus"} {
+		if o.box.given[n] != "" {
+			asked = append(asked, "--"+n)
+		}
+	}
+	what := "memory and processes"
+	if len(asked) > 0 {
+		what = strings.Join(asked, " and ")
+	} else if !runner.OncePerBoot(dirs, "uncapped") {
+		return
+	}
+	o.note(what + " not capped on this host, which hands kern no cgroup v2 memory controller; the box stays isolated, and --require-limits refuses to run so")
+}
+
+func headroom(s *runner.Spec, res *runner.Result) string {
+	var parts []string
+	if p := res.Usage.PeakMemory; p != nil {
+		t := "peak " + validate.Size(*p).Human()
+		if s.Memory > 0 {
+			t += fmt.Sprintf(" of %s (%d %%)", s.Memory.Human(), *p*100/int64(s.Memory))
+		}
+		if *res.Usage.PeakMemorySource == "largest-process" {
+			t += ", largest process"
+		}
+		parts = append(parts, t)
+	}
+	if c := res.Usage.CPUTimeMS; c != nil {
+		parts = append(parts, "cpu "+seconds(*c))
+	}
+	t := "time " + seconds(res.DurationMS)
+	if s.Timeout > 0 {
+		t += " of " + s.Timeout.String()
+	}
+	return strings.Join(append(parts, t), ", ")
+}
+
+func seconds(ms int64) string {
+	return fmt.Sprintf("%.2f s", float64(ms)/1000)
+}
+
+// show is where the program's live output goes.
+type show struct {
+	a    *app
+	outF *term.Filter
+	errF *term.Filter
+}
+
+func newShow(a *app) *show {
+	s := &show{a: a}
+	if !a.global.raw {
+		if term.IsTerminal(a.out) {
+			s.outF = term.NewFilter(a.out)
+		}
+		if term.IsTerminal(a.err) {
+			s.errF = term.NewFilter(a.err)
+		}
+	}
+	return s
+}
+
+func (s *show) out() io.Writer {
+	if s.outF != nil {
+		return s.outF
+	}
+	return s.a.out
+}
+
+func (s *show) err() io.Writer {
+	if s.errF != nil {
+		return s.errF
+	}
+	return s.a.err
+}
+
+// flush shows what a filter still holds, and ends an unfinished line or colour
+// before lines of ours follow.
+func (s *show) flush() {
+	for _, f := range []*term.Filter{s.outF, s.errF} {
+		if f != nil {
+			f.Reset()
+		}
+	}
+}

@@ -1,0 +1,177 @@
+package cmd
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/kern-sbx/kern-sbx/pkg/config"
+	"github.com/kern-sbx/kern-sbx/pkg/interp"
+	"github.com/kern-sbx/kern-sbx/pkg/validate"
+)
+
+// notKeys are flags of a box that are part of one command line and make no
+// sense in a file.
+var notKeys = map[string]bool{"code": true, "file": true, "rm": true, "help": true, "interactive": true, "result": true, "json": true, "config": true, "preset": true}
+
+// keyRules say more about some keys than their flag does: how a value is
+// checked, and what an untrusted project file may set (rule S3: only what
+// makes a box tighter, or what has no say in its walls).
+var keyRules = map[string]struct {
+	check   func(string) error
+	tighter func(candidate, current string) bool
+	safe    func(string) bool
+}{
+	"memory":        {check: check(validate.ParseLimit), tighter: atMost(validate.ParseLimit)},
+	"max-output":    {check: check(validate.ParseLimit), tighter: atMost(validate.ParseLimit)},
+	"pids-limit":    {check: check(count2), tighter: atMost(count2)},
+	"cpus":          {check: check(validate.CPUs), tighter: atMost(validate.CPUs)},
+	"timeout":       {check: check(validate.ParseDuration), tighter: atMost(validate.ParseDuration)},
+	"start-timeout": {check: check(validate.ParseDuration)},
+	"pull-timeout":  {check: check(validate.ParseDuration)},
+	"image":         {check: validate.ImageRef},
+	"pull":          {check: oneOf("missing", "never", "always")},
+	"color":         {check: oneOf("auto", "always", "never")},
+	"lang":          {check: interp.Check, safe: func(string) bool { return true }},
+}
+
+func count2(s string) (int, error) { return validate.Count(s, 2) }
+
+func check[T any](parse func(string) (T, error)) func(string) error {
+	return func(s string) error { _, err := parse(s); return err }
+}
+
+// atMost compares two values of which zero means no limit.
+func atMost[T int | float64 | validate.Size | time.Duration](parse func(string) (T, error)) func(candidate, current string) bool {
+	return func(candidate, current string) bool {
+		c, err := parse(candidate)
+		if err != nil {
+			return false
+		}
+		n, err := parse(current)
+		if err != nil {
+			return false
+		}
+		return n == 0 || (c != 0 && c <= n)
+	}
+}
+
+func oneOf(words ...string) func(string) error {
+	return func(s string) error {
+		for _, w := range words {
+			if s == w {
+				return nil
+			}
+		}
+		fix := "use one of " + strings.Join(words, ", ")
+		if near := validate.Nearest(s, words); near != "" {
+			fix = "did you mean " + near + "?"
+		}
+		return &validate.Error{Value: s, Reason: "not one of the values it can have", Fix: fix}
+	}
+}
+
+// keys lists what a configuration may set: one key for each flag, taken from
+// the flags themselves, so that the two cannot drift apart.
+func (a *app) keys() []config.Key {
+	var keys []config.Key
+	add := func(f *pflag.Flag, global bool) {
+		if notKeys[f.Name] {
+			return
+		}
+		k := config.Key{Name: f.Name, Global: global, Default: f.DefValue}
+		switch f.Value.Type() {
+		case "bool":
+			k.Kind = config.Bool
+		case "stringArray":
+			k.Kind, k.Default = config.List, ""
+		}
+		if f.Name == "env" {
+			k.Kind = config.Map
+			k.Check = func(s string) error { _, _, _, err := validate.ParseEnv(s); return err }
+		}
+		if r, ok := keyRules[f.Name]; ok {
+			k.Check, k.Tighter, k.AlwaysSafe = r.check, r.tighter, r.safe
+		}
+		keys = append(keys, k)
+	}
+	// A command of its own to hang the flags on: the one that is running may be
+	// another, or may have changed their values.
+	var b boxFlags
+	c := &cobra.Command{}
+	b.add(c)
+	c.Flags().String("lang", "", "")
+	c.Flags().VisitAll(func(f *pflag.Flag) { add(f, false) })
+	(&app{}).addGlobalFlags(c)
+	c.PersistentFlags().VisitAll(func(f *pflag.Flag) { add(f, true) })
+	return keys
+}
+
+func (a *app) configOptions() config.Options {
+	dir, _ := os.Getwd()
+	return config.Options{
+		Keys: a.keys(), File: a.global.config, Preset: a.global.preset,
+		Environ: os.Environ(), Dir: dir, Home: a.env("HOME"), UID: os.Getuid(),
+	}
+}
+
+// configure fills in what the command line left open, from the environment and
+// the configuration files, and notes where each value comes from.
+func (a *app) configure(c *cobra.Command, b *boxFlags) error {
+	b.given = map[string]string{}
+	fs := c.Flags()
+	fs.Visit(func(f *pflag.Flag) { b.given[f.Name] = fromFlag })
+	conf, err := config.Load(a.configOptions())
+	if err != nil {
+		return err
+	}
+	for _, set := range conf.All() {
+		name := set.Key.Name
+		if set.Source.Layer == config.LayerDefault {
+			continue
+		}
+		if name == "env" {
+			// Variables of the files come first; those of the command line win.
+			b.env = append(set.Values, b.env...)
+			continue
+		}
+		f := fs.Lookup(name)
+		if f == nil || b.given[name] == fromFlag {
+			continue
+		}
+		b.given[name] = set.Source.String()
+		for _, v := range set.Values {
+			if err := f.Value.Set(v); err != nil {
+				return fmt.Errorf("%s: %s: %w", set.Source, name, err)
+			}
+		}
+	}
+	for _, w := range conf.Warnings() {
+		a.note(w)
+	}
+	if n := conf.Ignored(); len(n) > 0 {
+		words := make([]string, len(n))
+		for i := range n {
+			words[i] = n[i].Key
+			if words[i] == "" {
+				words[i] = n[i].Reason
+			}
+		}
+		a.note(n[0].Path + ": not applied: " + strings.Join(words, ", ") + "; kern-sbx config trust applies a project file that you have read")
+	}
+	return nil
+}
+
+// completePresets lists the presets of the configuration; it starts nothing,
+// and a broken file just gives none.
+func (a *app) completePresets(*cobra.Command, []string, string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	conf, err := config.Load(a.configOptions())
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return conf.Presets(), cobra.ShellCompDirectiveNoFileComp
+}

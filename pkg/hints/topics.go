@@ -1,0 +1,88 @@
+package hints
+
+// Topic is one text of `kern-sbx explain`.
+type Topic struct {
+	ID, Title, Text string
+}
+
+// Topics lists what can be explained: every fault, every hint of the table, and
+// what surprises people in a box. A test holds the table and this list together.
+func Topics() []Topic {
+	return []Topic{
+		{"timeout", "the code ran longer than --timeout", `
+The clock of --timeout starts when the command starts, so the time for building
+the box does not count (that is --start-timeout). The default is 30 seconds;
+--timeout none removes it. kern-sbx exits with 124, and exit_code is null.
+Output that was written before the end is kept.`},
+		{"oom", "the box needed more memory than --memory allows", `
+The verdict is the kernel's: it counted an out-of-memory kill in the box's own
+cgroup. The whole box ends, so a shell cannot go on after it. /tmp and /dev/shm
+are memory too and count. Raise --memory, or write large data to /workspace,
+which is disk. kern-sbx exits with 137.`},
+		{"killed", "the run was ended by a signal", `
+There are three kinds, and the message says which. kern-sbx itself was told to
+end, by Ctrl-C or by a CI system that cancels a job. Or the box was killed from
+outside, perhaps because the host ran out of memory while the box's own cap was
+not in force. Or kern, which supervises the box, was ended by a signal; code in
+a box can do that to it, and gains nothing by it.
+A limit that the code set for itself (RLIMIT_CPU) ends it with SIGKILL as well:
+kern's descriptor cannot tell that from a kill from outside.`},
+		{"escape_blocked", "the code made a system call that the sandbox forbids", `
+The box's seccomp filter ended the program with SIGSYS. Mounting, unshare, ptrace,
+bpf, loading kernel modules and the like are not for code in a box. kern-sbx
+exits with 159.
+The verdict is about PID 1 of the box. In a child process, the same call ends the
+child, and what its parent makes of that is an ordinary exit code. A program that
+sets a seccomp filter of its own and dies of it looks the same: the kernel reports
+both as SIGSYS, and there is no way to tell them apart.`},
+		{"workspace_full", "the workspace grew past its limit", `
+The box was ended because /workspace held more than it may. kern-sbx exits
+with 122.`},
+		{"exec_failed", "the command could not be executed in the box", `
+The box was built, and its first program is not there (exit 127) or is not
+executable (126). The command is looked up in the box, along the box's PATH: a
+program of the host is there only with --image host, and only from /usr and /opt.
+A script of yours is given with -f FILE, or lies in a directory given with -W or -v.
+A program linked against libraries that the image lacks fails like this too.`},
+		{"startup_failed", "the box never started", `
+Nothing of the code ran. kern-sbx exits with 125 and the message holds kern's own
+reason: the image is not there, a cap is refused, user namespaces are not allowed
+on this host. When the box was still being built after --start-timeout, a longer
+time seldom helps: the source of a mount, the workspace or the image lies on a file
+system that does not answer, such as a network mount whose server is gone.`},
+		{"image-as-command", "the first word looks like an image", `
+kern-sbx run takes the command, not the image: kern-sbx run --image alpine -- echo hi.`},
+		{"host-file", "the command is a file on this machine", `
+The box does not see the current directory. Run a script with -f FILE; give a
+directory with -W DIR (kept, writable) or -v DIR:/data:ro.`},
+		{"host-tool", "the program is on this machine, outside /usr", `
+--image host brings /usr and /opt, read-only. A toolchain below the home directory
+is brought with --host-tool NAME, which mounts the directory it is installed in.`},
+		{"no-interpreter", "the image has no interpreter for the code", `
+--lang says what the code is; the image has to have the program that runs it:
+python3, node, bash or sh. python:3.12-slim, the default, has no node.`},
+		{"no-image", "the image is not on this machine and could not be fetched", `
+kern fetches an image from its registry the first time. Without a network, use
+--image host (this machine's own /usr, read-only), --rootfs DIR, or an image that
+kern load has put into the local cache.`},
+		{"default-timeout", "a run ends after 30 seconds unless told otherwise", `
+Give --timeout 10m, or --timeout none, or set timeout in the configuration.`},
+		{"home-read-only", "HOME lies in the read-only root", `
+Toolchains keep caches below $HOME: Go, npm, cargo, pip, NuGet. In a box $HOME is
+/root, and the root is read-only. --env HOME=/workspace puts them into the
+workspace. HOME=/tmp works for small caches only: /tmp holds 64 MiB.`},
+		{"stdin-not-attached", "standard input was not given to the box", `
+A box reads nothing from you unless -i is given, so that it cannot eat the input
+of a loop around it. Add -i to give it.`},
+		{"limits", "who enforces memory, processes and CPUs", `
+kern caps a box through a cgroup v2 of its own. Where the host hands it none, the
+box runs isolated but uncapped, and the result says enforced_by "none".
+--require-limits refuses to run there.`},
+		{"workspace", "what is writable in a box, and what is kept", `
+/workspace is a directory of the host: a private one that is removed when the run
+ends, or the one given with -W, which is kept. /tmp is memory, 64 MiB or half of
+--memory, and counts against it. /dev/shm is memory too. All else is read-only.
+As root, files that a run changed in a kept directory lose setuid bits and file
+capabilities when it ends: root in the box is root of the host to the file system.`},
+	}
+}

@@ -1,0 +1,120 @@
+package runner
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"math"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kern-sbx/kern-sbx/pkg/validate"
+)
+
+// namePrefix begins the name of every box of ours in `kern ps`.
+const namePrefix = "kern-sbx-"
+
+func boxName() string {
+	var b [8]byte
+	rand.Read(b[:])
+	return namePrefix + hex.EncodeToString(b[:])
+}
+
+// backstop is how much later than ours kern's own timer ends a box (SIGTERM
+// then, SIGKILL two seconds later). It only matters when we cannot: suspended,
+// or killed. kern's clock starts when the box is built, as ours does.
+const backstop = 2 * time.Second
+
+// unlimited is kern's timer for a run without a deadline: a box whose
+// supervisor and launcher are both gone must end some day.
+const unlimited = 30 * 24 * time.Hour
+
+// kernTimeout is the number of seconds for kern's --timeout.
+func (s *Spec) kernTimeout() time.Duration {
+	if s.Timeout <= 0 {
+		return unlimited
+	}
+	d := s.Timeout + backstop
+	return time.Duration(math.Ceil(d.Seconds())) * time.Second
+}
+
+// argv builds kern's command line. Values of the environment are not in it:
+// envFD is the descriptor that kern reads them from. No value can be taken for
+// a flag: names are ours, paths are absolute, and the command comes after --.
+func (s *Spec) argv(name, workspace, code string, envFD int) ([]string, error) {
+	a := []string{"kern", "box", name}
+	mounts := make([]validate.Mount, 0, len(s.Mounts)+4)
+	switch {
+	case s.Host != nil:
+		a = append(a, "--rootfs", s.Host.Dir)
+		for _, m := range s.Host.Mounts {
+			mounts = append(mounts, validate.Mount{Source: m.Source, Target: m.Target, ReadOnly: true})
+		}
+	case s.Rootfs != "":
+		a = append(a, "--rootfs", s.Rootfs)
+	default:
+		// Pulling is ours (it has its own budget), so kern never does.
+		a = append(a, "--image", s.Image, "--pull", "never")
+		if code != "" {
+			// An image's ENTRYPOINT would be put before the interpreter.
+			a = append(a, "--entrypoint", "")
+		}
+	}
+	a = append(a, "--read-only", "--quiet")
+	mounts = append(mounts, validate.Mount{Source: workspace, Target: WorkspaceDir})
+	if code != "" {
+		mounts = append(mounts, validate.Mount{Source: code, Target: CodeDir, ReadOnly: true})
+	}
+	mounts = append(mounts, s.Mounts...)
+	for _, m := range mounts {
+		flag, value, err := validate.MountArg(m)
+		if err != nil {
+			return nil, err
+		}
+		a = append(a, flag, value)
+	}
+	wd := s.Workdir
+	if wd == "" {
+		wd = WorkspaceDir
+	}
+	a = append(a, "--workdir", wd, "--cap-drop", "ALL", "--no-uid-range")
+	if s.Tmp > 0 {
+		a = append(a, "--tmpfs", "/tmp:"+s.Tmp.Kern())
+	}
+	if s.Memory > 0 {
+		a = append(a, "--memory", s.Memory.Kern())
+	}
+	if s.CPUs > 0 {
+		a = append(a, "--cpus", strconv.FormatFloat(s.CPUs, 'f', -1, 64))
+	}
+	if s.PIDs > 0 {
+		a = append(a, "--pids-limit", strconv.Itoa(s.PIDs))
+	}
+	if s.RequireLimits {
+		a = append(a, "--require-limits")
+	}
+	a = append(
+		a,
+		"--timeout", strconv.Itoa(int(s.kernTimeout()/time.Second)),
+		// Without it `kern stop` waits ten seconds for a program that ignores TERM.
+		"--stop-timeout", "0",
+		"--env-file", "/proc/self/fd/"+strconv.Itoa(envFD),
+		"--",
+	)
+	return append(a, s.Argv...), nil
+}
+
+// kernEnv is the environment that kern itself runs in: the caller's, without
+// the variables that change what kern does (one of them weakens the seccomp
+// filter). None of it reaches the box.
+func kernEnv(extra ...string) []string {
+	all := os.Environ()
+	env := make([]string, 0, len(all)+len(extra))
+	for _, e := range all {
+		if !strings.HasPrefix(e, "KERN_") || strings.HasPrefix(e, "KERN_SBX_") {
+			env = append(env, e)
+		}
+	}
+	return append(env, extra...)
+}

@@ -1,0 +1,200 @@
+package runner
+
+import (
+	"bufio"
+	"encoding/json"
+	"io"
+	"reflect"
+	"time"
+
+	"github.com/kern-sbx/kern-sbx/pkg/term"
+)
+
+// Schema is the name of the document a Result is written as.
+const Schema = "kern-sbx/result/v1"
+
+// Result is what one run answers: the document of --json and --result, schema
+// kern-sbx/result/v1. Every field is always present; null means that it does
+// not apply or is not known, an empty list that there was nothing.
+type Result struct {
+	Schema string `json:"schema"`
+	// OK is true when the command ended by itself with exit code 0.
+	OK bool `json:"ok"`
+	// Status is the number that kern-sbx exits with.
+	Status int `json:"status"`
+	// ExitCode is the command's own code (128+n when its own signal n ended
+	// it), null unless it ended by itself.
+	ExitCode *int `json:"exit_code"`
+	// Signal is the signal that ended the command, such as "SIGSEGV", or null.
+	Signal *string `json:"signal"`
+	// Fault says that the sandbox, not the code, ended the run; null otherwise.
+	Fault *Fault `json:"fault"`
+	// Started is when the code started, RFC 3339 in UTC; null when it never did.
+	Started *time.Time `json:"started"`
+	// DurationMS is the time from our start of kern to the end of the box, in
+	// milliseconds.
+	DurationMS int64 `json:"duration_ms"`
+	// Stdout and Stderr are what came out of the box; Stderr holds kern's own
+	// lines too, CodeStderr does not, RuntimeNotes holds only those.
+	Stdout       *Text `json:"stdout"`
+	Stderr       *Text `json:"stderr"`
+	CodeStderr   *Text `json:"code_stderr"`
+	RuntimeNotes *Text `json:"runtime_notes"`
+	// Truncated tells which stream was cut at --max-output.
+	Truncated Truncated `json:"truncated"`
+	// Files are the changes in the workspace. Not tracked yet: always empty.
+	Files []File `json:"files"`
+	// Results are rich results of a cell. Not collected yet: always empty.
+	Results []Rich `json:"results"`
+	Limits  Limits `json:"limits"`
+	Usage   Usage  `json:"usage"`
+	Image   Image  `json:"image"`
+	Kern    Kern   `json:"kern"`
+	// Hints are at most one explanation with the flag that helps.
+	Hints []Hint `json:"hints"`
+	// Notes are for a person: what we did to the host's files after the run.
+	Notes []string `json:"-"`
+
+	head []byte
+}
+
+// StderrHead is the beginning of what the code wrote to stderr.
+func (r *Result) StderrHead() []byte { return r.head }
+
+// Refused is the Result of a run that was not tried: the box never started.
+func Refused(err error) *Result {
+	none := TextOf(nil)
+	return &Result{
+		Schema: Schema, Status: 125, Fault: &Fault{StartupFailed, term.VisibleLine(err.Error())},
+		Stdout: none, Stderr: none, CodeStderr: none, RuntimeNotes: none,
+		Files: []File{}, Results: []Rich{}, Hints: []Hint{}, Image: Image{DigestSource: "unknown"},
+	}
+}
+
+// FaultType names what the sandbox did.
+type FaultType string
+
+// The faults, in the words of kern's own SDK.
+const (
+	Timeout       FaultType = "timeout"
+	OOM           FaultType = "oom"
+	Killed        FaultType = "killed"
+	EscapeBlocked FaultType = "escape_blocked"
+	WorkspaceFull FaultType = "workspace_full"
+	ExecFailed    FaultType = "exec_failed"
+	StartupFailed FaultType = "startup_failed"
+)
+
+// Fault is one verdict: what the sandbox did, and one sentence about it.
+type Fault struct {
+	Type    FaultType `json:"type"`
+	Message string    `json:"message"`
+}
+
+// Truncated tells which stream lost bytes past --max-output.
+type Truncated struct {
+	Stdout bool `json:"stdout"`
+	Stderr bool `json:"stderr"`
+}
+
+// File is one change in the workspace.
+type File struct {
+	Path   string `json:"path"`
+	Change string `json:"change"`
+	Size   int64  `json:"size"`
+}
+
+// Rich is one rich result: a bundle of representations by MIME type.
+type Rich struct {
+	Data map[string]string `json:"data"`
+}
+
+// Limits are the caps asked for and who enforces each.
+type Limits struct {
+	Memory Cap `json:"memory"`
+	PIDs   Cap `json:"pids"`
+	CPU    Cap `json:"cpu"`
+	// TimeoutMS is the budget of the code, null without one.
+	TimeoutMS *int64 `json:"timeout_ms"`
+}
+
+// Cap is one limit.
+type Cap struct {
+	// Requested is the number asked for (bytes, processes, CPUs), null for none.
+	Requested *float64 `json:"requested"`
+	// EnforcedBy is "kern", "none" (asked for, and not in force on this host),
+	// or null (not asked for, or the box ended before kern could say).
+	EnforcedBy *string `json:"enforced_by"`
+}
+
+// Usage is what the run cost, and where each number comes from.
+type Usage struct {
+	// CPUTimeMS is user and system time of kern and all it waited for.
+	CPUTimeMS *int64 `json:"cpu_time_ms"`
+	// PeakMemory is in bytes; see PeakMemorySource.
+	PeakMemory *int64 `json:"peak_memory"`
+	// PeakMemorySource is "cgroup" (all of the box, as sampled from the kernel's
+	// high-water mark) or "largest-process" (the largest resident set of any one
+	// process of the box).
+	PeakMemorySource *string `json:"peak_memory_source"`
+}
+
+// Image says which root ran.
+type Image struct {
+	Ref string `json:"ref"`
+	// ID identifies the content as this machine has it; it changes whenever the
+	// cached image does. Null when there is no image.
+	ID *string `json:"id"`
+	// Digest is the registry's, known only when the reference carries one.
+	Digest       *string `json:"digest"`
+	DigestSource string  `json:"digest_source"`
+}
+
+// Kern says which kern ran.
+type Kern struct {
+	Version string `json:"version"`
+	Path    string `json:"path"`
+}
+
+// Hint is one entry of the hints table that applied.
+type Hint struct {
+	ID   string `json:"id"`
+	Text string `json:"text"`
+	// Flag is what to add to the command line, "" when no flag helps.
+	Flag string `json:"flag"`
+}
+
+// WriteJSON writes the document, indented, with a final newline. Captured
+// streams are copied from where they are kept, so memory stays flat however
+// large they are.
+func (r *Result) WriteJSON(w io.Writer) error {
+	b := bufio.NewWriterSize(w, 64<<10)
+	v := reflect.ValueOf(r).Elem()
+	t := v.Type()
+	b.WriteString("{")
+	for i := range t.NumField() {
+		name := t.Field(i).Tag.Get("json")
+		if name == "" || name == "-" {
+			continue
+		}
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		b.WriteString("\n  \"" + name + "\": ")
+		if text, ok := v.Field(i).Interface().(*Text); ok {
+			if err := text.writeJSON(b); err != nil {
+				return err
+			}
+			continue
+		}
+		doc, err := json.MarshalIndent(v.Field(i).Interface(), "  ", "  ")
+		if err != nil {
+			return err
+		}
+		b.Write(doc)
+	}
+	b.WriteString("\n}\n")
+	return b.Flush()
+}
+
+func ptr[T any](v T) *T { return &v }

@@ -1,0 +1,553 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kern-sbx/kern-sbx/pkg/term"
+	"github.com/kern-sbx/kern-sbx/pkg/validate"
+	"github.com/kern-sbx/kern-sbx/pkg/workspace"
+)
+
+// grace is how long a command that catches the signal sent to us may take to
+// end by itself.
+const grace = 2 * time.Second
+
+// notesLimit bounds what is kept of kern's own lines.
+const notesLimit = 64 << 10
+
+// Run starts the box, waits for its end, and says what happened. The budget is
+// the one the caller's own looks at paths were counted against; its clock runs
+// until the code starts. Whatever happens, nothing of the run is left behind:
+// no process, no file, no cgroup.
+//
+// The error is for what kept us from trying: a root that is not there, a
+// directory that cannot be made. The box never started then.
+func Run(ctx context.Context, budget *Budget, dirs Dirs, s *Spec) (*Result, error) {
+	r := &run{spec: s, budget: budget, dirs: dirs, errMark: -1}
+	res, err := r.do(ctx)
+	if res != nil {
+		res.Notes = r.reported
+	}
+	return res, err
+}
+
+type run struct {
+	spec   *Spec
+	budget *Budget
+	dirs   Dirs
+
+	dir    *runDir
+	box    *box
+	ev     evidence
+	image  Image
+	kernAt time.Time // when kern was started
+
+	notes    *capture // kern's lines from before the command started
+	stdout   *relay
+	stderr   *relay
+	errMark  int64 // bytes of stderr that the code can have written; -1: not known
+	cgroup   *peakReader
+	reported []string
+}
+
+func (r *run) do(ctx context.Context) (*Result, error) {
+	s := r.spec
+	base, err := r.dirs.Usable(r.dirs.Cache)
+	if err != nil {
+		return nil, err
+	}
+	var pulled bool
+	r.image, pulled, err = r.prepareRoot(ctx)
+	if errors.Is(err, errInterrupted) {
+		return r.result(), nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if pulled {
+		// The start budget is for the box alone.
+		var cancel context.CancelFunc
+		r.budget, cancel = NewBudget(ctx, s.StartTimeout)
+		defer cancel()
+	}
+	if r.dir, err = makeRunDir(base); err != nil {
+		return nil, fmt.Errorf("cannot make a directory for the run: %w", err)
+	}
+	defer r.removeDir()
+	ws, code, env, err := r.lay()
+	if err != nil {
+		return nil, err
+	}
+	name := boxName()
+	argv, err := s.argv(name, ws, code, fdEnv)
+	if err != nil {
+		env.Close()
+		return nil, err
+	}
+	// What kern leaves behind when it is killed becomes our child.
+	unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+	r.kernAt = time.Now()
+	r.box, err = startBox(s.Kern.Path, argv, name, env, s.Stdin != nil)
+	env.Close()
+	if err != nil {
+		r.ev.startErr = err
+		return r.result(), nil
+	}
+	defer r.box.close()
+	r.notes = &capture{dir: r.dir.path}
+	r.startRelays()
+	if r.awaitStart(ctx) {
+		go sweep(base)
+		r.awaitEnd(ctx)
+	}
+	r.box.finish(s.Kern.Path, r.ev.stop != stopNone)
+	r.ev.elapsed = time.Since(r.kernAt)
+	r.settle()
+	res := r.result()
+	r.clearPrivilege(ws)
+	return res, nil
+}
+
+// lay makes what the box is built from: its workspace, the code, and its
+// environment in memory that has no name.
+func (r *run) lay() (ws, code string, env *os.File, err error) {
+	s := r.spec
+	ws = s.Workspace
+	if ws == "" {
+		if ws, err = r.dir.mkdir("workspace", 0o755); err != nil {
+			return "", "", nil, err
+		}
+	}
+	if len(s.Code) > 0 {
+		if code, err = r.dir.mkdir("code", 0o755); err != nil {
+			return "", "", nil, err
+		}
+		for _, f := range s.Code {
+			if err = r.dir.write("code/"+f.Name, 0o644, f.Content); err != nil {
+				return "", "", nil, err
+			}
+		}
+	}
+	env, err = secretFile(validate.EncodeEnvFile(s.Env))
+	return ws, code, env, err
+}
+
+// secretFile puts bytes where only this process and those it hands the
+// descriptor to can read them, and where nothing is left of them afterwards.
+func secretFile(b []byte) (*os.File, error) {
+	fd, err := unix.MemfdCreate("kern-sbx-env", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("no memory for the environment of the box: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), "env")
+	if _, err := f.Write(b); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+func (r *run) startRelays() {
+	s, b := r.spec, r.box
+	var keepOut, keepErr *capture
+	if s.Capture {
+		keepOut, keepErr = &capture{dir: r.dir.path}, &capture{dir: r.dir.path}
+	}
+	r.stdout = newRelay(b.stdout, s.Stdout, keepOut, int64(s.MaxOutput))
+	r.stderr = newRelay(b.stderr, s.Stderr, keepErr, int64(s.MaxOutput))
+	r.stderr.sniff = true
+	go r.stdout.run()
+	go func() {
+		// Until the command has been started, or has failed to, what comes on
+		// stderr may be kern's, and is not shown as the program's.
+		<-b.alive.closed
+		if b.alive.fail.Load() || !b.alive.ack.Load() {
+			close(r.stderr.done)
+			return
+		}
+		r.stderr.run()
+	}()
+	if s.Stdin != nil {
+		go relayStdin(s.Stdin, b.stdin)
+	}
+}
+
+func relayStdin(from, to *os.File) {
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := from.Read(buf)
+		if n > 0 {
+			if _, werr := to.Write(buf[:n]); werr != nil {
+				break
+			}
+		}
+		if err != nil {
+			break
+		}
+	}
+	to.Close()
+}
+
+// findEvery is how often we look whether kern has forked the box yet.
+const findEvery = 250 * time.Microsecond
+
+// awaitStart waits until the command runs. Before it lets it start, it has
+// found and recorded PID 1 of the box, and has taken from stderr what kern
+// wrote there: at that moment nothing else can have written.
+func (r *run) awaitStart(ctx context.Context) bool {
+	b := r.box
+	tick := time.NewTimer(findEvery)
+	defer tick.Stop()
+	for b.wfd < 0 {
+		select {
+		case <-tick.C:
+			if b.alive.ack.Load() && b.findInit() {
+				break
+			}
+			drainNow(b.stderr, r.notes, notesLimit)
+			tick.Reset(findEvery)
+		case <-b.exited:
+			return false
+		case <-r.budget.ctx.Done():
+			return r.startEnded(ctx)
+		case sig := <-r.spec.Signals:
+			r.stopFor(stopSignal, sig)
+			return false
+		}
+	}
+	if err := r.dir.record(b.name, b.s, b.w); err != nil {
+		// A run that could not be recorded could outlive us unseen.
+		r.ev.startErr = fmt.Errorf("cannot record the box: %w", err)
+		return false
+	}
+	drainNow(b.stderr, r.notes, notesLimit)
+	b.open()
+	select {
+	case <-b.alive.closed:
+	case <-b.exited:
+		<-b.alive.closed
+	case <-r.budget.ctx.Done():
+		return r.startEnded(ctx)
+	case sig := <-r.spec.Signals:
+		r.stopFor(stopSignal, sig)
+		return false
+	}
+	r.ev.ran = b.alive.ack.Load() && !b.alive.fail.Load()
+	return r.ev.ran
+}
+
+func (r *run) startEnded(ctx context.Context) bool {
+	if ctx.Err() != nil {
+		r.stopFor(stopSignal, unix.SIGINT)
+	} else {
+		r.stopFor(stopStart, nil)
+	}
+	return false
+}
+
+func (r *run) stopFor(why stopReason, sig os.Signal) {
+	if r.ev.stop != stopNone {
+		return
+	}
+	r.ev.stop = why
+	if s, ok := sig.(unix.Signal); ok {
+		r.ev.signal = s
+	}
+}
+
+// awaitEnd waits until the box has ended or has to be ended.
+func (r *run) awaitEnd(ctx context.Context) {
+	b, s := r.box, r.spec
+	r.cgroup = openPeak(b.w.pid)
+	var deadline <-chan time.Time
+	if s.Timeout > 0 {
+		t := time.NewTimer(s.Timeout - time.Since(b.alive.at))
+		defer t.Stop()
+		deadline = t.C
+	}
+	var graceEnds <-chan time.Time
+	var asked os.Signal
+	sample := time.NewTicker(samplePeak)
+	defer sample.Stop()
+	if r.cgroup == nil {
+		sample.Stop()
+	}
+	outGone := r.stdout.outGone
+	stop := func(why stopReason, sig os.Signal) {
+		// A command that ended by itself at this very moment keeps its verdict.
+		if !b.hasEnded() {
+			r.stopFor(why, sig)
+		}
+	}
+	for {
+		select {
+		case <-b.exited:
+			return
+		case <-b.ended:
+			r.markStderr()
+			r.cgroup.sample()
+			return
+		case <-sample.C:
+			r.cgroup.sample()
+		case <-deadline:
+			stop(stopDeadline, nil)
+			return
+		case <-graceEnds:
+			stop(stopSignal, asked)
+			return
+		case <-ctx.Done():
+			stop(stopSignal, unix.SIGINT)
+			return
+		case sig := <-s.Signals:
+			n, ok := sig.(unix.Signal)
+			if asked != nil || !ok || !forwarded(n) || !catches(b.w.pid, n) {
+				if asked != nil {
+					sig = asked
+				}
+				stop(stopSignal, sig)
+				return
+			}
+			asked = sig
+			b.signalInit(n)
+			t := time.NewTimer(grace)
+			defer t.Stop()
+			graceEnds = t.C
+		case <-outGone:
+			outGone = nil
+			if isClosedOutput(*r.stdout.outErr.Load()) {
+				stop(stopOutput, nil)
+				return
+			}
+		}
+	}
+}
+
+// forwarded are the signals that a program may want to answer.
+func forwarded(s unix.Signal) bool {
+	return s == unix.SIGINT || s == unix.SIGTERM || s == unix.SIGHUP
+}
+
+// markStderr notes how much the code can have written to stderr: everything in
+// the box is dead now, so what comes later is kern's.
+func (r *run) markStderr() {
+	for range 20 {
+		before := r.stderr.passed.Load()
+		q := queued(r.box.stderr)
+		if r.stderr.passed.Load() == before {
+			r.errMark = before + q
+			return
+		}
+	}
+	r.errMark = -1
+}
+
+// settle takes what is left once the box is gone.
+func (r *run) settle() {
+	b := r.box
+	select {
+	case <-b.alive.closed:
+	case <-time.After(drainTime):
+		// A supervisor that cannot even be killed; said below.
+	}
+	r.ev.ack, r.ev.execFail = b.alive.ack.Load(), b.alive.fail.Load()
+	r.ev.ran = r.ev.ack && !r.ev.execFail && r.ev.ran
+	r.stdout.await()
+	r.stderr.await()
+	if !r.ev.ran {
+		// Nothing ran, so all of it is kern's.
+		drainNow(b.stderr, r.notes, notesLimit)
+	}
+	r.ev.payload = b.payload()
+	select {
+	case <-b.exited:
+		if b.state != nil {
+			ws, _ := b.state.Sys().(syscall.WaitStatus)
+			r.ev.wait = unix.WaitStatus(ws)
+		}
+	default:
+		r.ev.startErr = fmt.Errorf("kern does not answer and cannot be ended")
+	}
+	if r.ev.wait.Signaled() {
+		forgetBox(b.name, b.s.pid)
+	}
+}
+
+func (r *run) result() *Result {
+	s := r.spec
+	e := &r.ev
+	e.kernLimit = s.kernTimeout()
+	e.timeout, e.startTimeout = s.Timeout, s.StartTimeout
+	if len(s.Argv) > 0 {
+		e.argv0 = s.Argv[0]
+	}
+	e.root = s.root()
+	if r.notes != nil {
+		e.notes = kernSentence(TextOf(nil).with(r.notes).Head(8 << 10))
+	}
+	v := classify(e)
+	res := &Result{
+		Schema: Schema,
+		Status: v.status, ExitCode: v.exit, Fault: v.fault,
+		Files: []File{}, Results: []Rich{}, Hints: []Hint{},
+		Image: r.image,
+		Kern:  Kern{s.Kern.Version, s.Kern.Path},
+	}
+	res.OK = v.fault == nil && v.status == 0
+	if v.signal != "" {
+		res.Signal = ptr(v.signal)
+	}
+	if r.box != nil {
+		if e.ran {
+			res.Started = ptr(r.box.alive.at.UTC())
+		}
+		res.DurationMS = e.elapsed.Milliseconds()
+		r.texts(res)
+	} else {
+		res.Stdout, res.Stderr, res.CodeStderr, res.RuntimeNotes = TextOf(nil), TextOf(nil), TextOf(nil), TextOf(nil)
+	}
+	res.Limits = r.limits()
+	res.Usage = r.usage()
+	return res
+}
+
+// texts splits what was captured into the program's bytes and kern's.
+func (r *run) texts(res *Result) {
+	whole := func(c *capture) span { return span{c, 0, c.size} }
+	res.RuntimeNotes = &Text{[]span{whole(r.notes)}}
+	res.head = r.stderr.head
+	res.Truncated = Truncated{r.stdout.truncated.Load(), r.stderr.truncated.Load()}
+	if !r.spec.Capture {
+		return
+	}
+	out, errs := r.stdout.keep, r.stderr.keep
+	res.Truncated.Stdout = res.Truncated.Stdout || out.err != nil
+	res.Truncated.Stderr = res.Truncated.Stderr || errs.err != nil
+	res.Stdout = &Text{[]span{whole(out)}}
+	code := whole(errs)
+	if p := r.ev.payload; len(p) == payloadLen && p[byteOOM] == 1 && r.errMark >= 0 && r.errMark < errs.size {
+		// kern says what it thinks of the OOM kill after everything in the box
+		// is dead.
+		code.end = r.errMark
+		res.RuntimeNotes.spans = append(res.RuntimeNotes.spans, span{errs, r.errMark, errs.size})
+	}
+	res.CodeStderr = &Text{[]span{code}}
+	res.Stderr = &Text{[]span{whole(r.notes), whole(errs)}}
+}
+
+func (t *Text) with(c *capture) *Text {
+	return &Text{append(t.spans, span{c, 0, c.size})}
+}
+
+func (r *run) limits() Limits {
+	s := r.spec
+	var by *string
+	if p := r.ev.payload; len(p) == payloadLen {
+		switch p[byteCap] {
+		case capEnforced:
+			by = ptr("kern")
+		case capNotEnforced:
+			by = ptr("none")
+		}
+	}
+	lim := func(n float64) Cap {
+		if n <= 0 {
+			return Cap{}
+		}
+		return Cap{Requested: &n, EnforcedBy: by}
+	}
+	l := Limits{Memory: lim(float64(s.Memory)), PIDs: lim(float64(s.PIDs)), CPU: lim(s.CPUs)}
+	if s.Timeout > 0 {
+		l.TimeoutMS = ptr(s.Timeout.Milliseconds())
+	}
+	return l
+}
+
+// Uncapped says that a cap was asked for and is not in force on this host.
+func (l Limits) Uncapped() bool {
+	return l.Memory.EnforcedBy != nil && *l.Memory.EnforcedBy == "none"
+}
+
+func (r *run) usage() Usage {
+	var u Usage
+	if r.box == nil || r.box.state == nil {
+		return u
+	}
+	st := r.box.state
+	u.CPUTimeMS = ptr((st.UserTime() + st.SystemTime()).Milliseconds())
+	if ru, ok := st.SysUsage().(*unixRusage); ok {
+		// Linux gives it in KiB.
+		u.PeakMemory, u.PeakMemorySource = ptr(ru.Maxrss<<10), ptr("largest-process")
+	}
+	if n := r.cgroup.peak(); n > 0 {
+		u.PeakMemory, u.PeakMemorySource = &n, ptr("cgroup")
+	}
+	return u
+}
+
+// kernSentence finds kern's own reason in what it printed: the first line at
+// the margin that starts as kern's errors do, else the last line. Safe to print.
+func kernSentence(b []byte) string {
+	last := ""
+	for line := range strings.Lines(string(b)) {
+		line = strings.TrimRight(line, "\r\n")
+		if line == "" {
+			continue
+		}
+		if rest, ok := strings.CutPrefix(line, "error: "); ok {
+			return term.VisibleLine(rest)
+		}
+		if strings.HasPrefix(line, "kern: ") && !strings.HasPrefix(line, "kern: warning:") && !strings.HasPrefix(line, "kern: note:") {
+			return term.VisibleLine(strings.TrimPrefix(line, "kern: "))
+		}
+		if !strings.HasPrefix(line, "kern: ") && !strings.HasPrefix(line, " ") {
+			last = line
+		}
+	}
+	return term.VisibleLine(last)
+}
+
+// clearPrivilege applies rule S1: what hostile code makes setuid in a kept
+// directory is setuid root on the host when we are root.
+func (r *run) clearPrivilege(ws string) {
+	if os.Geteuid() != 0 || !r.ev.ran {
+		return
+	}
+	dirs := []string{}
+	if r.spec.Workspace != "" {
+		dirs = append(dirs, ws)
+	}
+	for _, m := range r.spec.Mounts {
+		if !m.ReadOnly {
+			dirs = append(dirs, m.Source)
+		}
+	}
+	for _, dir := range dirs {
+		d, err := os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+		if err != nil {
+			continue // a single file: what it was before is what may be mounted
+		}
+		cleared, err := workspace.ClearPrivilege(context.Background(), d, r.box.alive.at)
+		d.Close()
+		for _, c := range cleared {
+			r.reported = append(r.reported, fmt.Sprintf("%s: %s removed from a file that the run changed", term.VisibleLine(filepath.Join(dir, c.Path)), c.What))
+		}
+		if err != nil {
+			r.reported = append(r.reported, fmt.Sprintf("%s could not be searched for setuid files: %v", dir, err))
+		}
+	}
+}
+
+func (r *run) removeDir() {
+	if err := r.dir.remove(); err != nil {
+		r.reported = append(r.reported, fmt.Sprintf("the run's directory could not be removed wholly: %v", err))
+	}
+}

@@ -1,0 +1,97 @@
+package runner
+
+import (
+	"io"
+	"os"
+	"time"
+
+	"github.com/kern-sbx/kern-sbx/pkg/hostroot"
+	"github.com/kern-sbx/kern-sbx/pkg/kernbin"
+	"github.com/kern-sbx/kern-sbx/pkg/validate"
+)
+
+// Defaults of a box, the SDK's.
+const (
+	DefaultImage        = "python:3.12-slim"
+	DefaultMemory       = validate.Size(512 << 20)
+	DefaultPIDs         = 256
+	DefaultTimeout      = 30 * time.Second
+	DefaultStartTimeout = 30 * time.Second
+	DefaultPullTimeout  = 15 * time.Minute
+	DefaultMaxOutput    = validate.Size(64 << 20)
+
+	// WorkspaceDir is where the workspace is mounted in every box.
+	WorkspaceDir = "/workspace"
+	// CodeDir is where the code of -c and -f is mounted, read-only.
+	CodeDir = "/run/kern-sbx"
+)
+
+// Spec is one box and the command in it, checked and resolved. The zero value
+// of a limit means no limit.
+type Spec struct {
+	Kern *kernbin.Kern
+
+	// Exactly one of Image, Rootfs and Host names the root.
+	Image  string
+	Rootfs string
+	Host   *hostroot.Root
+	// Pull is missing, never or always; PullTimeout bounds one pull.
+	Pull        string
+	PullTimeout time.Duration
+
+	// Workspace is the host directory mounted at /workspace; "" means a private
+	// directory that is removed afterwards. KeepsSetuid leaves setuid bits and
+	// file capabilities in it alone (rule S1 clears them when we are root).
+	Workspace string
+	Mounts    []validate.Mount
+	// Tmp is the size of the default /tmp; zero leaves /tmp read-only.
+	Tmp     validate.Size
+	Workdir string
+	Env     []validate.KV
+
+	Memory        validate.Size
+	CPUs          float64
+	PIDs          int
+	RequireLimits bool
+	// Timeout is for the code, StartTimeout for everything before it.
+	Timeout      time.Duration
+	StartTimeout time.Duration
+	MaxOutput    validate.Size
+
+	// Argv is the command. With Code set it is the interpreter and its
+	// arguments, and Code is what the box finds under CodeDir.
+	Argv []string
+	Code []CodeFile
+
+	// Stdin is relayed to the box through a pipe; nil gives it an empty stdin.
+	// The caller's descriptor itself never reaches the box: a terminal would
+	// let it type into the caller's shell.
+	Stdin *os.File
+	// Stdout and Stderr receive the program's bytes while it runs; nil shows
+	// nothing. Capture keeps them in the Result as well.
+	Stdout, Stderr io.Writer
+	Capture        bool
+
+	// Signals are those that ended us from outside; a second one kills at once.
+	Signals <-chan os.Signal
+	// Progress is told of a step that may take longer than a second, and
+	// returns what ends it. Nil: nobody wants to know.
+	Progress func(label string) (done func())
+}
+
+// CodeFile is one file that the box finds, read-only, under CodeDir.
+type CodeFile struct {
+	Name    string
+	Content []byte
+}
+
+// root gives the name of the root for messages.
+func (s *Spec) root() string {
+	switch {
+	case s.Host != nil:
+		return "the host image"
+	case s.Rootfs != "":
+		return "root " + s.Rootfs
+	}
+	return "image " + s.Image
+}

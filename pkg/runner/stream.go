@@ -1,0 +1,238 @@
+package runner
+
+import (
+	"errors"
+	"io"
+	"os"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// relay carries one stream of a box to where it is shown and kept.
+type relay struct {
+	src   *os.File
+	out   io.Writer // where it is shown, nil for nowhere
+	keep  *capture  // where it is kept, nil for nowhere
+	limit int64     // bytes passed on, 0 for no limit
+	sniff bool      // remember the beginning, for hints
+
+	head []byte // with sniff; read after done
+
+	passed    atomic.Int64 // bytes taken from the box and passed on
+	truncated atomic.Bool
+	showing   atomic.Bool // in a write to out: the wait is for whoever reads it
+	outErr    atomic.Pointer[error]
+	outGone   chan struct{} // closed when out refused a write
+	done      chan struct{}
+}
+
+func newRelay(src *os.File, out io.Writer, keep *capture, limit int64) *relay {
+	return &relay{src: src, out: out, keep: keep, limit: limit, outGone: make(chan struct{}), done: make(chan struct{})}
+}
+
+// sniffed is how much of a stream's beginning hints may look at.
+const sniffed = 8 << 10
+
+// relayBuffer is the size of one read. Larger gains nothing: a pipe holds
+// 64 KiB unless it was made larger.
+const relayBuffer = 128 << 10
+
+// run copies until the box's end of the pipe is closed. Past the limit, and
+// when out is gone, it goes on reading and drops, so that the job runs on.
+func (r *relay) run() {
+	defer close(r.done)
+	if r.keep == nil && !r.sniff {
+		if f, ok := r.out.(*os.File); ok {
+			if done := r.splice(f); done {
+				return
+			}
+		}
+	}
+	buf := make([]byte, relayBuffer)
+	for {
+		n, err := r.src.Read(buf)
+		if n > 0 {
+			r.take(buf[:n])
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+func (r *relay) take(p []byte) {
+	if r.limit > 0 {
+		if room := r.limit - r.passed.Load(); int64(len(p)) > room {
+			r.truncated.Store(true)
+			p = p[:room]
+		}
+	}
+	if len(p) == 0 {
+		return
+	}
+	if r.keep != nil {
+		r.keep.Write(p)
+	}
+	if room := sniffed - len(r.head); r.sniff && room > 0 {
+		r.head = append(r.head, p[:min(room, len(p))]...)
+	}
+	r.passed.Add(int64(len(p)))
+	if r.out != nil && r.outErr.Load() == nil {
+		r.showing.Store(true)
+		_, err := r.out.Write(p)
+		r.showing.Store(false)
+		if err != nil {
+			r.fail(err)
+		}
+	}
+}
+
+func (r *relay) fail(err error) {
+	if r.outErr.CompareAndSwap(nil, &err) {
+		close(r.outGone)
+	}
+}
+
+// splice moves pages from pipe to pipe (or file) without copying them through
+// us. It returns false when the kernel cannot do that for this output; nothing
+// is lost then, and the caller goes on by reading and writing.
+func (r *relay) splice(out *os.File) (finished bool) {
+	in, err := r.src.SyscallConn()
+	if err != nil {
+		return false
+	}
+	// The flags of the caller's standard output are shared with other programs
+	// and stay as they are: it may be blocking or not.
+	dst := -1
+	oc, err := out.SyscallConn()
+	if err != nil || oc.Control(func(fd uintptr) { dst = int(fd) }) != nil {
+		return false
+	}
+	unsupported := false
+	for {
+		var n int64
+		var serr error
+		rerr := in.Read(func(fd uintptr) bool {
+			max := int64(1 << 20)
+			if r.limit > 0 {
+				max = min(max, r.limit-r.passed.Load())
+			}
+			if max == 0 {
+				return true
+			}
+			for {
+				r.showing.Store(true)
+				n, serr = unix.Splice(int(fd), nil, dst, nil, int(max), unix.SPLICE_F_MOVE)
+				r.showing.Store(false)
+				switch {
+				case errors.Is(serr, unix.EINTR):
+					continue
+				case !errors.Is(serr, unix.EAGAIN):
+					return true
+				}
+				// Nothing to read, or no room to write: the error is the same.
+				if !ready(int(fd), unix.POLLIN, 0) {
+					return false
+				}
+				r.showing.Store(true)
+				ready(dst, unix.POLLOUT, -1)
+				r.showing.Store(false)
+			}
+		})
+		switch {
+		case rerr != nil:
+			return true
+		case errors.Is(serr, unix.EINVAL), errors.Is(serr, unix.ENOSYS):
+			unsupported = true
+		case serr != nil:
+			r.fail(serr)
+			unsupported = true
+		case n > 0:
+			r.passed.Add(n)
+			continue
+		case r.limit > 0 && r.passed.Load() >= r.limit:
+			// The rest is read and dropped, by the ordinary loop.
+			unsupported = true
+		default:
+			return true
+		}
+		if unsupported {
+			return false
+		}
+	}
+}
+
+func ready(fd int, events int16, timeout int) bool {
+	p := []unix.PollFd{{Fd: int32(fd), Events: events}}
+	for {
+		n, err := unix.Poll(p, timeout)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		return n > 0 || err != nil
+	}
+}
+
+// drainNow takes what is in the pipe at this moment without waiting.
+func drainNow(f *os.File, into *capture, limit int64) {
+	conn, err := f.SyscallConn()
+	if err != nil {
+		return
+	}
+	buf := make([]byte, 8<<10)
+	conn.Read(func(fd uintptr) bool {
+		for {
+			n, err := unix.Read(int(fd), buf)
+			if errors.Is(err, unix.EINTR) {
+				continue
+			}
+			if n <= 0 {
+				return true
+			}
+			if into.size < limit {
+				into.Write(buf[:n])
+			}
+		}
+	})
+}
+
+// queued is the number of bytes waiting in a pipe.
+func queued(f *os.File) int64 {
+	n := 0
+	if conn, err := f.SyscallConn(); err == nil {
+		conn.Control(func(fd uintptr) { n, _ = unix.IoctlGetInt(int(fd), unix.TIOCINQ) })
+	}
+	return int64(n)
+}
+
+// drainTime is how long a stream may stay open after the box is gone. Nobody
+// in the box can hold it then; it is for what we do not know of.
+const drainTime = time.Second
+
+// await waits for the rest of the stream: without limit while whoever reads
+// our output is slow, within drainTime when nothing comes.
+func (r *relay) await() {
+	given := false
+	for last := int64(-1); ; {
+		select {
+		case <-r.done:
+			return
+		case <-time.After(drainTime):
+		}
+		switch n := r.passed.Load(); {
+		case n != last || r.showing.Load():
+			last = n
+		case given:
+			return
+		default:
+			r.src.SetReadDeadline(time.Now())
+			given = true
+		}
+	}
+}
+
+// isClosedOutput says whether a write failed because nobody reads any more.
+func isClosedOutput(err error) bool { return errors.Is(err, syscall.EPIPE) }
