@@ -23,7 +23,14 @@ var update = flag.Bool("update", false, "write the generated files instead of co
 // testTree is the command tree as a user has it.
 func testTree(t *testing.T) *cobra.Command {
 	t.Helper()
-	return (&app{in: os.Stdin, out: os.Stdout, err: os.Stderr, env: os.Getenv}).rootCommand()
+	a := &app{in: os.Stdin, out: os.Stdout, err: os.Stderr, env: os.Getenv}
+	root := a.rootCommand()
+	for _, c := range root.Commands() {
+		if text, ok := a.topics()[c.Name()]; ok {
+			c.Long = text()
+		}
+	}
+	return root
 }
 
 // TestGenerated keeps completions/, man/ and the schema in step with the code.
@@ -129,7 +136,7 @@ func resultSchemaOf(t *testing.T) []byte {
 // TestCommandsAreComplete: every command has what the help shows of it.
 func TestCommandsAreComplete(t *testing.T) {
 	for _, c := range testTree(t).Commands() {
-		if c.Name() == "help" || c.Name() == "completion" {
+		if c.Name() == "help" || c.Name() == "completion" || c.IsAdditionalHelpTopicCommand() {
 			continue
 		}
 		if c.Short == "" || c.GroupID == "" || c.Example == "" || c.Args == nil {

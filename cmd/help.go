@@ -54,7 +54,13 @@ func (a *app) help(c *cobra.Command, _ []string) {
 	if text == "" {
 		text = c.Short
 	}
+	if topic, ok := a.topics()[c.Name()]; ok && c.IsAdditionalHelpTopicCommand() {
+		text = topic()
+	}
 	fmt.Fprintln(w, text)
+	if c.IsAdditionalHelpTopicCommand() {
+		return
+	}
 	fmt.Fprintf(w, "\nUsage:\n  %s\n", usageLine(c))
 	if c.Example != "" {
 		fmt.Fprintf(w, "\nExamples:\n%s\n", c.Example)
@@ -118,6 +124,16 @@ func (a *app) helpCommands(w io.Writer, c *cobra.Command) {
 		show(g.Title, g.ID)
 	}
 	show("Commands:", "")
+	head := false
+	for _, s := range c.Commands() {
+		if s.IsAdditionalHelpTopicCommand() && !s.Hidden {
+			if !head {
+				fmt.Fprintf(w, "\nTopics, for %s help TOPIC:\n", c.CommandPath())
+				head = true
+			}
+			fmt.Fprintf(w, "  %-*s  %s\n", wide, s.Name(), s.Short)
+		}
+	}
 }
 
 // flagColumn is where the text about a flag starts.
