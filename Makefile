@@ -29,7 +29,7 @@ platform  = $(shell awk '$$1 == "wheel" && $$2 == "$(GOARCH)" { print $$3 }' $(P
 .DELETE_ON_ERROR:
 
 .PHONY: build
-build: kern
+build: kern agent
 	@mkdir -p $(dir $(BIN)) $(CACHE)
 	CGO_ENABLED=0 GOOS=linux GOARCH=$(GOARCH) $(GO) build -trimpath -buildvcs=false -tags embedkern \
 		-ldflags '$(LDFLAGS)' -o $(CACHE)/kern-sbx .
@@ -42,6 +42,14 @@ kern: $(BUNDLE)/kern $(BUNDLE)/kern.sha256
 
 $(BUNDLE)/kern $(BUNDLE)/kern.sha256 &: $(PIN) $(WHEELS)/.fetched
 	$(host_go) run ./pkg/kernbin/extract -pin $(PIN) -arch $(GOARCH) -wheel-dir $(WHEELS) -out $(dir $(BUNDLE))
+
+# The program that runs inside a box. Built each time: go knows when it is fresh.
+AGENT := pkg/agent/bundled/$(GOARCH)/agent
+.PHONY: agent
+agent:
+	@mkdir -p $(dir $(AGENT)) $(CACHE)
+	@CGO_ENABLED=0 GOOS=linux GOARCH=$(GOARCH) $(GO) build -trimpath -buildvcs=false -ldflags '-s -w' -o $(CACHE)/agent-$(GOARCH) ./pkg/agent/agent
+	@cmp -s $(CACHE)/agent-$(GOARCH) $(AGENT) || cp $(CACHE)/agent-$(GOARCH) $(AGENT)
 
 # The extractor checks what came against the pin, so pip need not be trusted.
 $(WHEELS)/.fetched: $(PIN)
@@ -106,7 +114,7 @@ test: build test-deps lint
 
 # Each fuzz target for a while, one after the other: they use all CPUs.
 .PHONY: fuzz
-fuzz: kern
+fuzz: kern agent
 	@set -e; for dir in $$(grep -rl --include='*_test.go' '^func Fuzz' cmd pkg | xargs -n1 dirname | sort -u); do \
 		for f in $$(grep -ho '^func Fuzz[A-Za-z0-9_]*' $$dir/*_test.go | sed 's/^func //'); do \
 			echo "fuzz ./$$dir $$f"; \
@@ -122,4 +130,4 @@ bench: build
 
 .PHONY: clean
 clean:
-	rm -rf bin $(CACHE) pkg/kernbin/bundled
+	rm -rf bin $(CACHE) pkg/kernbin/bundled pkg/agent/bundled
