@@ -36,8 +36,10 @@ type boxFlags struct {
 	startTimeout       string
 	maxOutput          string
 	requireLimits      bool
-	stdin              bool
+	stdin, tty         bool
 
+	// typedEnv is what of env was on the command line.
+	typedEnv []string
 	// given tells where each value comes from that is not a default.
 	given map[string]string
 }
@@ -67,8 +69,9 @@ func (b *boxFlags) add(c *cobra.Command) {
 	f.StringArrayVar(&b.envFiles, "env-file", nil, "read variables from `FILE`, as docker does")
 	f.StringVarP(&b.workdir, "workdir", "w", runner.WorkspaceDir, "start the command in `DIR`")
 	f.BoolVarP(&b.stdin, "interactive", "i", false, "give standard input to the command")
+	f.BoolVarP(&b.tty, "tty", "t", false, "give the command a terminal of its own; ^] ^] ^] ends it")
 	f.BoolVar(&b.rootWorkspace, "allow-root-workspace", false, "as root: keep a workspace that other users can reach")
-	in(inFiles, "workspace", "volume", "env", "env-file", "workdir", "interactive")
+	in(inFiles, "workspace", "volume", "env", "env-file", "workdir", "interactive", "tty")
 	in(inAdvanced, "allow-root-workspace")
 
 	f.StringVarP(&b.memory, "memory", "m", runner.DefaultMemory.String(), "cap the memory of the whole box at `SIZE`, or none")
@@ -194,6 +197,13 @@ func (b *boxFlags) files(s *runner.Spec, budget *runner.Budget, rules validate.S
 		if m.Source, err = check("--volume", m.Source); err != nil {
 			return err
 		}
+		switch {
+		case m.Target == "/tmp":
+			s.Tmp = 0 // the default steps aside for a directory of the user's
+		case strings.HasPrefix(m.Target, "/tmp/"):
+			// kern mounts a tmpfs after every bind, whatever the order.
+			return &validate.Error{Field: "--volume", Value: v, Reason: "the box's own /tmp would hide it", Fix: "choose a target outside /tmp"}
+		}
 		s.Mounts = append(s.Mounts, m)
 	}
 	return nil
@@ -265,6 +275,24 @@ func (b *boxFlags) environment(a *app, budget *runner.Budget) ([]validate.KV, er
 		all = append(all, validate.KV{Key: k, Value: v})
 	}
 	return lastWins(all), validate.In("--env", validate.CheckEnv(all))
+}
+
+// secretOnTheCommandLine names a variable whose value was written into argv,
+// where every user of the machine can read it, and that looks like a secret.
+func (b *boxFlags) secretOnTheCommandLine() string {
+	for _, e := range b.typedEnv {
+		k, v, has := strings.Cut(e, "=")
+		if !has || v == "" {
+			continue
+		}
+		up := strings.ToUpper(k)
+		for _, w := range []string{"TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "API_KEY", "APIKEY", "PRIVATE_KEY", "ACCESS_KEY", "CREDENTIAL"} {
+			if strings.Contains(up, w) {
+				return k
+			}
+		}
+	}
+	return ""
 }
 
 func lastWins(all []validate.KV) []validate.KV {

@@ -44,7 +44,7 @@ type globalFlags struct {
 	config, preset, kern string
 	result               string
 	json, quiet, verbose bool
-	raw                  bool
+	raw, ciFence         bool
 	color                string
 }
 
@@ -147,7 +147,7 @@ run: the code itself, or the sandbox.`,
 	root.SetHelpCommandGroupID(groupHost)
 	root.SetCompletionCommandGroupID(groupHost)
 	a.addGlobalFlags(root)
-	root.AddCommand(a.runCommand(), a.configCommand(), a.explainCommand(), a.schemaCommand(), a.versionCommand(), a.manCommand())
+	root.AddCommand(a.runCommand(), a.sweepCommand(), a.configCommand(), a.explainCommand(), a.schemaCommand(), a.versionCommand(), a.manCommand())
 	root.AddCommand(a.helpTopics()...)
 	root.SetHelpFunc(a.help)
 	root.SetUsageFunc(func(c *cobra.Command) error { a.help(c, nil); return nil })
@@ -177,6 +177,7 @@ func (a *app) addGlobalFlags(root *cobra.Command) {
 	f.BoolVarP(&g.quiet, "quiet", "q", false, "leave out notes and hints")
 	f.BoolVar(&g.verbose, "verbose", false, "show kern's own notes and what the run cost")
 	f.BoolVar(&g.raw, "raw", false, "pass control sequences of the box to the terminal")
+	f.BoolVar(&g.ciFence, "ci-fence", false, "keep the box from giving orders to GitHub Actions by what it prints")
 	f.StringVar(&g.color, "color", "auto", "colour our own lines `WHEN`: auto, always or never")
 	f.Var(&helpValue{}, "help", "show this help; --help=all shows every flag")
 	f.Lookup("help").NoOptDefVal = "true"

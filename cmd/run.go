@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -160,12 +159,20 @@ func (o *runOpts) execute(c *cobra.Command, sigs chan os.Signal) (res *runner.Re
 	if output != nil {
 		defer output.Close()
 	}
-	show := newShow(a)
-	s.Signals = sigs
-	s.Capture = a.global.json || output != nil
-	if !a.global.json {
-		s.Stdout, s.Stderr = show.out(), show.err()
+	var session *term.Session
+	if o.box.tty {
+		if session, err = o.openTTY(s); err != nil {
+			return nil, nil, err
+		}
+		defer session.Close()
 	}
+	show, err := newShow(a)
+	if err != nil {
+		return nil, nil, err
+	}
+	s.Signals, s.Sweeper = sigs, []string{sweepName}
+	s.Capture = a.global.json || output != nil
+	s.Stdout, s.Stderr = show.out, show.err
 	s.Progress = func(label string) func() {
 		if a.global.quiet {
 			return func() {}
@@ -173,12 +180,15 @@ func (o *runOpts) execute(c *cobra.Command, sigs chan os.Signal) (res *runner.Re
 		return term.NewProgress(a.err, label).Stop
 	}
 	res, err = runner.Run(ctx, budget, dirs, s)
-	show.flush()
 	refusal := err
+	if session != nil {
+		session.Close()
+	}
+	show.end()
 	if err != nil {
 		res = runner.Refused(err)
 	}
-	hint, found := o.hint(s, program, res, refusal)
+	hint, found := o.hint(s, program, res, refusal, show)
 	if found {
 		res.Hints = append(res.Hints, runner.Hint{ID: hint.ID, Text: hint.Why, Flag: hint.Flag})
 	}
@@ -263,8 +273,45 @@ func (o *runOpts) prepare(ctx context.Context, budget *runner.Budget, dirs runne
 	if o.box.stdin {
 		s.Stdin = a.in
 	}
+	if o.box.tty {
+		if err := o.checkTTY(); err != nil {
+			return nil, nil, err
+		}
+		if o.box.given["timeout"] == "" {
+			s.Timeout = 0 // somebody sits there
+		}
+	}
 	s.Kern, err = a.findKern(ctx, dirs)
 	return s, program, err
+}
+
+// checkTTY refuses what a terminal cannot be had together with.
+func (o *runOpts) checkTTY() error {
+	switch {
+	case o.global.json:
+		return &validate.Error{Field: "--tty", Value: "--json", Reason: "a terminal's output is for a person, and is not kept", Fix: "leave out -t or --json"}
+	case o.global.result != "":
+		return &validate.Error{Field: "--tty", Value: "--result", Reason: "a terminal's output is for a person, and is not kept", Fix: "leave out -t or --result"}
+	case o.global.ciFence:
+		return &validate.Error{Field: "--tty", Value: "--ci-fence", Reason: "a CI job has no terminal", Fix: "leave out one of the two"}
+	}
+	return nil
+}
+
+// openTTY makes the terminal of a box; the caller closes what it returns when
+// the box is gone.
+func (o *runOpts) openTTY(s *runner.Spec) (*term.Session, error) {
+	kill := make(chan struct{})
+	session, err := term.OpenSession(term.SessionOptions{In: o.in, Out: o.out, Kill: func() { close(kill) }})
+	if err != nil {
+		return nil, err
+	}
+	s.Kill, s.Stdin = kill, nil
+	if !s.UseTTY(session.Slave, session.Start) {
+		session.Close()
+		return nil, errors.New("-t needs the program that runs in the box, and this build carries none; make build gives one that does")
+	}
+	return session, nil
 }
 
 func hasEnv(all []validate.KV, key string) bool {
@@ -290,9 +337,9 @@ func (a *app) findKern(ctx context.Context, dirs runner.Dirs) (*kernbin.Kern, er
 }
 
 // hint asks the one table.
-func (o *runOpts) hint(s *runner.Spec, p *interp.Program, res *runner.Result, refusal error) (hints.Hint, bool) {
+func (o *runOpts) hint(s *runner.Spec, p *interp.Program, res *runner.Result, refusal error, show *show) (hints.Hint, bool) {
 	f := &hints.Facts{
-		Argv: s.Argv, Image: s.Image, ImageGiven: o.box.given["image"] == fromFlag || o.box.given["rootfs"] == fromFlag,
+		Argv: s.Command(), Image: s.Image, ImageGiven: o.box.given["image"] == fromFlag || o.box.given["rootfs"] == fromFlag,
 		TimeoutIsDefault: o.box.given["timeout"] == "", Timeout: s.Timeout,
 		IsImage:    func(w string) bool { return runner.IsCachedImage(os.Getenv, w) },
 		IsHostFile: isHostFile,
@@ -309,12 +356,14 @@ func (o *runOpts) hint(s *runner.Spec, p *interp.Program, res *runner.Result, re
 		f.Lang = p.Lang
 	}
 	if res.Fault != nil && res.Fault.Type == runner.ExecFailed && s.Host != nil {
-		f.HostTool = hostroot.Outside(s.Argv[0], o.env("PATH"))
+		f.HostTool = hostroot.Outside(s.Command()[0], o.env("PATH"))
 	}
-	if s.Stdin == nil && o.file != "-" {
+	if s.Stdin == nil && s.TTY == nil && o.file != "-" {
 		f.StdinWaiting = stdinWaiting(o.in)
 	}
 	f.Stderr = res.StderrHead()
+	f.CIOrders = show.gaveOrders()
+	f.SecretFlag = o.box.secretOnTheCommandLine()
 	return hints.Find(f)
 }
 
@@ -431,48 +480,4 @@ func headroom(s *runner.Spec, res *runner.Result) string {
 
 func seconds(ms int64) string {
 	return fmt.Sprintf("%.2f s", float64(ms)/1000)
-}
-
-// show is where the program's live output goes.
-type show struct {
-	a    *app
-	outF *term.Filter
-	errF *term.Filter
-}
-
-func newShow(a *app) *show {
-	s := &show{a: a}
-	if !a.global.raw {
-		if term.IsTerminal(a.out) {
-			s.outF = term.NewFilter(a.out)
-		}
-		if term.IsTerminal(a.err) {
-			s.errF = term.NewFilter(a.err)
-		}
-	}
-	return s
-}
-
-func (s *show) out() io.Writer {
-	if s.outF != nil {
-		return s.outF
-	}
-	return s.a.out
-}
-
-func (s *show) err() io.Writer {
-	if s.errF != nil {
-		return s.errF
-	}
-	return s.a.err
-}
-
-// flush shows what a filter still holds, and ends an unfinished line or colour
-// before lines of ours follow.
-func (s *show) flush() {
-	for _, f := range []*term.Filter{s.outF, s.errF} {
-		if f != nil {
-			f.Reset()
-		}
-	}
 }

@@ -16,7 +16,7 @@ import (
 
 // notKeys are flags of a box that are part of one command line and make no
 // sense in a file.
-var notKeys = map[string]bool{"code": true, "file": true, "rm": true, "help": true, "interactive": true, "result": true, "json": true, "config": true, "preset": true}
+var notKeys = map[string]bool{"code": true, "file": true, "rm": true, "help": true, "interactive": true, "tty": true, "result": true, "json": true, "config": true, "preset": true}
 
 // keyRules say more about some keys than their flag does: how a value is
 // checked, and what an untrusted project file may set (rule S3: only what
@@ -122,7 +122,7 @@ func (a *app) configOptions() config.Options {
 // configure fills in what the command line left open, from the environment and
 // the configuration files, and notes where each value comes from.
 func (a *app) configure(c *cobra.Command, b *boxFlags) error {
-	b.given = map[string]string{}
+	b.given, b.typedEnv = map[string]string{}, b.env
 	fs := c.Flags()
 	fs.Visit(func(f *pflag.Flag) { b.given[f.Name] = fromFlag })
 	conf, err := config.Load(a.configOptions())
@@ -136,7 +136,7 @@ func (a *app) configure(c *cobra.Command, b *boxFlags) error {
 		}
 		if name == "env" {
 			// Variables of the files come first; those of the command line win.
-			b.env = append(set.Values, b.env...)
+			b.env = append(set.Values, b.typedEnv...)
 			continue
 		}
 		f := fs.Lookup(name)

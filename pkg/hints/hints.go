@@ -33,9 +33,13 @@ type Facts struct {
 	// TimeoutIsDefault is true when the user set no --timeout.
 	TimeoutIsDefault bool
 	Timeout          time.Duration
-	// Stderr is the beginning and the end of what the code wrote there, as far
-	// as it is known.
+	// Stderr is the beginning of what the code wrote there.
 	Stderr []byte
+	// CIOrders is true when the box printed what the CI runner would obey.
+	CIOrders bool
+	// SecretFlag is a variable that looks like a secret and whose value was
+	// written on the command line.
+	SecretFlag string
 }
 
 // Hint is one entry of the table.
@@ -110,6 +114,13 @@ func table() []rule {
 				return "", "", false
 			}
 			return "HOME lies in the box's read-only root", "--env HOME=/workspace", true
+		}},
+		{"ci-orders", func(f *Facts) (string, string, bool) {
+			return "the box printed lines that GitHub Actions obeys as workflow commands", "--ci-fence", f.CIOrders
+		}},
+		{"secret-in-argv", func(f *Facts) (string, string, bool) {
+			name := quote(f.SecretFlag)
+			return "a value on the command line can be read by every user of this machine; " + name + " looks like a secret", "-e " + name + " with the value in your environment, or --env-file <(...)", f.SecretFlag != ""
 		}},
 		{"stdin-not-attached", func(f *Facts) (string, string, bool) {
 			return "standard input was not given to the box", "-i", f.StdinWaiting

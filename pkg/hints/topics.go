@@ -71,6 +71,17 @@ Give --timeout 10m, or --timeout none, or set timeout in the configuration.`},
 Toolchains keep caches below $HOME: Go, npm, cargo, pip, NuGet. In a box $HOME is
 /root, and the root is read-only. --env HOME=/workspace puts them into the
 workspace. HOME=/tmp works for small caches only: /tmp holds 64 MiB.`},
+		{"ci-orders", "the box printed workflow commands", `
+GitHub Actions obeys lines such as ::add-mask:: or ::error:: on the output of a
+step, whoever printed them. --ci-fence puts the box's output between
+::stop-commands::TOKEN and ::TOKEN::, with a token the box cannot know. It is off
+by itself, because the output may be captured by V=$(kern-sbx run ...), where the
+fence would end up in the value.`},
+		{"secret-in-argv", "a secret on the command line", `
+What is written as -e K=VALUE is in the argument list of kern-sbx, which ps shows
+to every user. -e K takes the value from your environment, --env-file <(...) from
+another program. Neither puts it into an argument list: kern gets the variables of
+a box through a descriptor.`},
 		{"stdin-not-attached", "standard input was not given to the box", `
 A box reads nothing from you unless -i is given, so that it cannot eat the input
 of a loop around it. Add -i to give it.`},

@@ -57,7 +57,7 @@ func (s *Spec) argv(name, workspace, code string, envFD int) ([]string, error) {
 		// Pulling is ours (it has its own budget), so kern never does.
 		a = append(a, "--image", s.Image, "--pull", "never")
 		if code != "" {
-			// An image's ENTRYPOINT would be put before the interpreter.
+			// An image's ENTRYPOINT would be put before our own program.
 			a = append(a, "--entrypoint", "")
 		}
 	}
@@ -115,6 +115,11 @@ func kernEnv(extra ...string) []string {
 		if !strings.HasPrefix(e, "KERN_") || strings.HasPrefix(e, "KERN_SBX_") {
 			env = append(env, e)
 		}
+	}
+	if os.Getenv("HOME") == "" && os.Getenv("XDG_DATA_HOME") == "" {
+		// kern would keep its data below /tmp then, and refuse every mount from
+		// there as its own.
+		env = append(env, "HOME=/nonexistent")
 	}
 	return append(env, extra...)
 }

@@ -36,7 +36,8 @@ type box struct {
 	started        *os.File // KERN_STARTED_FD
 	gate           *os.File // KERN_GATE_FD: one byte lets the command start
 
-	alive alive
+	alive  alive
+	opened time.Time // just before the gate was opened, zero before
 
 	exited  chan struct{} // closed when the supervisor has been waited for
 	state   *os.ProcessState
@@ -48,23 +49,27 @@ type box struct {
 // alive is what KERN_ALIVE_FD has said so far.
 type alive struct {
 	ack, fail, eof atomic.Bool
-	// acked and closed are closed at the ack byte and at the end of the stream.
-	acked, closed chan struct{}
-	at            time.Time // when it ended; read after closed
+	// parked is closed when the box is built and its PID 1 waits at the gate,
+	// closed at the end of the stream.
+	parked, closed chan struct{}
+	at             time.Time // when it ended; read after closed
 }
 
-// watch reads the stream to its end. Bytes other than kern's two are ignored,
-// and no more than a few are ever looked at.
+// watch reads the stream to its end. Bytes other than kern's three are ignored.
 func (a *alive) watch(r *os.File) {
 	defer r.Close()
 	buf := make([]byte, 16)
+	waits := false
 	for {
 		n, err := r.Read(buf)
 		for _, c := range buf[:n] {
 			switch c {
 			case 'A':
-				if !a.ack.Swap(true) {
-					close(a.acked)
+				a.ack.Store(true)
+			case 'P':
+				if !waits {
+					waits = true
+					close(a.parked)
 				}
 			case 'x':
 				a.fail.Store(true)
@@ -81,9 +86,11 @@ func (a *alive) watch(r *os.File) {
 
 // startBox starts kern. All pipes are ours: kern gets no descriptor of the
 // caller's, and no terminal, into which a box could type.
-func startBox(kern string, argv []string, name string, env *os.File, stdin bool) (b *box, err error) {
+// With tty, that terminal of ours is the box's input and output, and its stderr
+// a pipe for what kern says.
+func startBox(kern string, argv []string, name string, env, tty *os.File, stdin bool) (b *box, err error) {
 	b = &box{name: name, wfd: -1, exited: make(chan struct{}), ended: make(chan struct{}), release: make(chan struct{})}
-	b.alive.acked, b.alive.closed = make(chan struct{}), make(chan struct{})
+	b.alive.parked, b.alive.closed = make(chan struct{}), make(chan struct{})
 	var theirs, ours []*os.File
 	pipe := func(childReads bool) (child, own *os.File) {
 		var p [2]int
@@ -103,15 +110,20 @@ func startBox(kern string, argv []string, name string, env *os.File, stdin bool)
 		return child, own
 	}
 	var in, out, errw, startedW, aliveW, gateR, aliveR *os.File
-	if stdin {
+	switch {
+	case tty != nil:
+		in = tty
+	case stdin:
 		in, b.stdin = pipe(true)
-	} else {
+	default:
 		in, err = os.Open(os.DevNull)
 		if in != nil {
 			theirs = append(theirs, in)
 		}
 	}
-	out, b.stdout = pipe(false)
+	if out = tty; tty == nil {
+		out, b.stdout = pipe(false)
+	}
 	errw, b.stderr = pipe(false)
 	startedW, b.started = pipe(false)
 	aliveW, aliveR = pipe(false)
@@ -209,6 +221,7 @@ func awaitPidfd(fd int) {
 
 // open lets the command start.
 func (b *box) open() {
+	b.opened = time.Now()
 	b.gate.Write([]byte{1})
 	b.gate.Close()
 }
@@ -244,9 +257,9 @@ const (
 	tearDownTime = 700 * time.Millisecond
 	// ownEndTime is for a box whose command ended by itself: there is no hurry,
 	// and a supervisor that is slow on a busy machine still has the verdict.
-	ownEndTime   = 10 * time.Second
-	stopTime     = 500 * time.Millisecond
-	groupTime    = 700 * time.Millisecond
+	ownEndTime = 10 * time.Second
+	stopTime   = 500 * time.Millisecond
+	groupTime  = 700 * time.Millisecond
 )
 
 // finish ends the box, whatever state it is in, and returns when the
@@ -331,6 +344,17 @@ func (b *box) reap() {
 				continue
 			}
 			if got, err := unix.Wait4(p.pid, nil, unix.WNOHANG, nil); got == 0 && err == nil {
+				waiting = true
+			}
+		}
+		// What the supervisor started besides, and we have not seen, is still
+		// in its session.
+		for _, pid := range children(os.Getpid()) {
+			if pid == b.s.pid || procSession(pid) != b.s.pid {
+				continue
+			}
+			unix.Kill(pid, unix.SIGKILL) // our own child: the number is its own until we wait
+			if got, err := unix.Wait4(pid, nil, unix.WNOHANG, nil); got == 0 && err == nil {
 				waiting = true
 			}
 		}

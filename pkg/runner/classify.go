@@ -16,6 +16,7 @@ const (
 	stopDeadline            // the code's budget ran out
 	stopSignal              // a signal came to us
 	stopOutput              // our stdout was closed
+	stopUser                // the user at the terminal asked for it
 )
 
 // evidence is all that a verdict may rest on. Nothing in it can be written by
@@ -80,6 +81,8 @@ func classify(e *evidence) verdict {
 		return fault(Timeout, 124, "still running after %s", e.timeout)
 	case stopSignal:
 		return fault(Killed, 128+int(e.signal), "ended by kern-sbx, which was sent %s", unix.SignalName(e.signal))
+	case stopUser:
+		return fault(Killed, 137, "ended at the terminal, by ^] ^] ^]")
 	case stopOutput:
 		return fault(Killed, 141, "ended by kern-sbx, because its standard output was closed")
 	}
@@ -115,6 +118,8 @@ func classify(e *evidence) verdict {
 		what := "cannot be executed"
 		if rc == 127 {
 			what = "was not found"
+		} else {
+			rc = 126
 		}
 		return fault(ExecFailed, rc, "%q %s in %s", e.argv0, what, e.root)
 	}

@@ -105,15 +105,22 @@ func orNone(s string) string {
 }
 
 // ownDir makes dir, 0700, where it is missing, and refuses one that another
-// user could have prepared: not a directory, not ours, or open to others.
+// user could have prepared.
 func ownDir(dir string) error {
-	st, err := os.Lstat(dir)
-	if errors.Is(err, os.ErrNotExist) {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return err
-		}
-		st, err = os.Lstat(dir)
+	err := checkDir(dir)
+	if !errors.Is(err, os.ErrNotExist) {
+		return err
 	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	return checkDir(dir)
+}
+
+// checkDir refuses a directory that another user could have prepared: not a
+// directory, not ours, or open to others.
+func checkDir(dir string) error {
+	st, err := os.Lstat(dir)
 	if err != nil {
 		return err
 	}
@@ -139,7 +146,8 @@ type runDir struct {
 	dir  *os.File // locked
 }
 
-// makeRunDir makes and locks a new one below base/run.
+// makeRunDir makes and locks a new one below base/run. Nothing is waited for:
+// another kern-sbx may be stopped (Ctrl-Z) with any lock in its hand.
 func makeRunDir(base string) (*runDir, error) {
 	all := filepath.Join(base, "run")
 	if err := ownDir(all); err != nil {
@@ -149,31 +157,45 @@ func makeRunDir(base string) (*runDir, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &runDir{base: b}
-	var id [8]byte
-	rand.Read(id[:])
-	r.name = hex.EncodeToString(id[:])
-	r.path = filepath.Join(all, r.name)
-	// Between the mkdir and the lock a sweep by another process would take the
-	// directory for a dead one: the lock on the base keeps it out.
-	if err := flock(b, unix.LOCK_SH); err != nil {
-		b.Close()
-		return nil, err
-	}
-	defer flock(b, unix.LOCK_UN)
-	if err := unix.Mkdirat(int(b.Fd()), r.name, 0o700); err != nil {
-		b.Close()
-		return nil, err
-	}
-	if r.dir, err = openDirAt(b, r.name); err == nil {
-		err = flock(r.dir, unix.LOCK_EX|unix.LOCK_NB)
-	}
-	if err != nil {
+	// Between the mkdir and the lock a sweep by another process may take the
+	// directory for a dead one and remove it. Then the next one is tried.
+	for range 100 {
+		var id [8]byte
+		rand.Read(id[:])
+		r := &runDir{base: b, name: hex.EncodeToString(id[:])}
+		r.path = filepath.Join(all, r.name)
+		if err = unix.Mkdirat(int(b.Fd()), r.name, 0o700); err != nil {
+			err = &os.PathError{Op: "mkdir", Path: r.path, Err: err}
+			break
+		}
+		if r.dir, err = openDirAt(b, r.name); err != nil {
+			unix.Unlinkat(int(b.Fd()), r.name, unix.AT_REMOVEDIR)
+			if errors.Is(err, unix.ENOENT) {
+				continue
+			}
+			err = &os.PathError{Op: "open", Path: r.path, Err: err}
+			break
+		}
+		if err = flock(r.dir, unix.LOCK_EX|unix.LOCK_NB); err == nil && sameEntry(b, r.name, r.dir) {
+			return r, nil
+		}
+		r.dir.Close()
 		unix.Unlinkat(int(b.Fd()), r.name, unix.AT_REMOVEDIR)
-		b.Close()
-		return nil, err
+		if err != nil && !errors.Is(err, unix.EWOULDBLOCK) {
+			err = &os.PathError{Op: "lock", Path: r.path, Err: err}
+			break
+		}
+		err = fmt.Errorf("%s: every new directory is taken away at once", all)
 	}
-	return r, nil
+	b.Close()
+	return nil, err
+}
+
+// sameEntry says whether name in dir is still the directory that was opened.
+func sameEntry(dir *os.File, name string, opened *os.File) bool {
+	var a, b unix.Stat_t
+	return unix.Fstatat(int(dir.Fd()), name, &a, unix.AT_SYMLINK_NOFOLLOW) == nil &&
+		unix.Fstat(int(opened.Fd()), &b) == nil && a.Dev == b.Dev && a.Ino == b.Ino
 }
 
 func (r *runDir) mkdir(name string, mode uint32) (string, error) {
@@ -197,12 +219,84 @@ func (r *runDir) write(name string, mode uint32, content []byte) error {
 }
 
 // remove deletes the directory with all that the box left in it. The lock is
-// held until the end, so no sweep gets in the way.
-func (r *runDir) remove() error {
-	err := workspace.RemoveAt(r.base, r.name)
+// held until the end, so no sweep gets in the way. After patience the rest is
+// left to a process of its own, if the caller named one (rule S9): hostile code
+// makes in a second what takes a minute to delete.
+func (r *runDir) remove(patience time.Duration, sweeper []string) error {
+	done := make(chan error, 1)
+	go func() { done <- workspace.RemoveAt(r.base, r.name) }()
+	var late <-chan time.Time
+	if len(sweeper) > 0 {
+		t := time.NewTimer(patience)
+		defer t.Stop()
+		late = t.C
+	}
+	var err error
+	select {
+	case err = <-done:
+	case <-late:
+		if r.leave(sweeper) == nil {
+			return nil // the lock goes on in that process
+		}
+		err = <-done
+	}
 	r.dir.Close()
 	r.base.Close()
 	return err
+}
+
+// The descriptors of a process that goes on deleting.
+const (
+	fdParent = 3 + iota // a pipe that ends when the process that began is gone
+	fdBase
+	fdRun
+)
+
+// leave starts the process that goes on when this one has ended. It inherits
+// the lock, which belongs to the open directory and not to a process.
+func (r *runDir) leave(sweeper []string) error {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer null.Close()
+	var p [2]int
+	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
+		return err
+	}
+	parent := os.NewFile(uintptr(p[0]), "pipe")
+	defer parent.Close()
+	child, err := os.StartProcess("/proc/self/exe", append([]string{"kern-sbx"}, append(sweeper, r.name)...), &os.ProcAttr{
+		Dir: "/", Env: os.Environ(), Sys: &unix.SysProcAttr{Setsid: true},
+		Files: []*os.File{null, null, null, fdParent: parent, fdBase: r.base, fdRun: r.dir},
+	})
+	if err != nil {
+		unix.Close(p[1])
+		return err
+	}
+	// The write end stays open for as long as this process lives.
+	return child.Release()
+}
+
+// SweepInherited goes on with a deletion that another kern-sbx began: what
+// Spec.Sweeper calls, with the name of the run's directory added. It refuses
+// when it was not started in that way.
+func SweepInherited(name string) error {
+	for fd := fdParent; fd <= fdRun; fd++ {
+		unix.CloseOnExec(fd)
+	}
+	parent, base, dir := os.NewFile(fdParent, "parent"), os.NewFile(fdBase, "base"), os.NewFile(fdRun, name)
+	var st unix.Stat_t
+	if unix.Fstat(fdParent, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFIFO ||
+		unix.Fstat(fdBase, &st) != nil || int(st.Uid) != os.Geteuid() || !isRunName(name) || !sameEntry(base, name, dir) {
+		return errors.New("this command is for kern-sbx itself, which starts it to delete a large directory")
+	}
+	parent.Read(make([]byte, 1))
+	return workspace.RemoveAt(base, name)
+}
+
+func isRunName(s string) bool {
+	return len(s) == 16 && strings.Trim(s, "0123456789abcdef") == ""
 }
 
 // record says which box belongs to the run, so that a later start can end it
@@ -237,56 +331,41 @@ func bootID() string {
 	return strings.TrimSpace(string(b))
 }
 
-// sweepTime is how long a sweep may look for what dead runs left behind.
-// Removing what it found is not bounded: that happens while our own box runs.
-const sweepTime = 50 * time.Millisecond
-
 // sweep ends the boxes of runs whose kern-sbx died, and removes their
 // directories and what kern kept for them. Errors are silent: the next start
-// tries again.
+// tries again. It runs beside our own box, so nobody waits for it, and it ends
+// with this process; a lock it held is free then.
 func sweep(base string) {
-	all := filepath.Join(base, "run")
-	b, err := os.OpenFile(all, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	b, err := os.OpenFile(filepath.Join(base, "run"), os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return
 	}
 	defer b.Close()
-	deadline := time.Now().Add(sweepTime)
-	for flock(b, unix.LOCK_EX|unix.LOCK_NB) != nil {
-		if time.Now().After(deadline) {
-			return
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
-	var dead []*runDir
 	names, _ := b.Readdirnames(1000)
 	for _, name := range names {
-		if time.Now().After(deadline) {
-			break
-		}
-		d, err := openDirAt(b, name)
-		if err != nil {
-			continue
-		}
-		var st unix.Stat_t
-		if unix.Fstat(int(d.Fd()), &st) != nil || int(st.Uid) != os.Geteuid() || flock(d, unix.LOCK_EX|unix.LOCK_NB) != nil {
+		if d, err := openDirAt(b, name); err == nil {
+			sweepOne(b, &runDir{name: name, dir: d})
 			d.Close()
-			continue
 		}
-		dead = append(dead, &runDir{name: name, dir: d})
 	}
-	flock(b, unix.LOCK_UN)
-	for _, r := range dead {
-		if rec, ok := r.readRecord(); ok {
-			if rec.boot == bootID() {
-				rec.w.kill()
-				rec.s.kill()
-			}
-			forgetBox(rec.name, rec.s.pid)
+}
+
+// sweepOne removes one run's directory if its lock is free. It may just have
+// been removed by another sweep; the lock of what is no longer there is nothing.
+func sweepOne(base *os.File, r *runDir) {
+	var st unix.Stat_t
+	if !isRunName(r.name) || unix.Fstat(int(r.dir.Fd()), &st) != nil || int(st.Uid) != os.Geteuid() ||
+		flock(r.dir, unix.LOCK_EX|unix.LOCK_NB) != nil || !sameEntry(base, r.name, r.dir) {
+		return
+	}
+	if rec, ok := r.readRecord(); ok {
+		if rec.boot == bootID() {
+			rec.w.kill()
+			rec.s.kill()
 		}
-		workspace.RemoveAt(b, r.name)
-		r.dir.Close()
+		forgetBox(rec.name, rec.s.pid)
 	}
+	workspace.RemoveAt(base, r.name)
 }
 
 func (r *runDir) readRecord() (boxRecord, bool) {
@@ -317,7 +396,7 @@ func kernRuntime() []string {
 func forgetBox(name string, supervisor int) {
 	entry := name + "-" + strconv.Itoa(supervisor)
 	for _, dir := range kernRuntime() {
-		if ownDir(dir) != nil {
+		if checkDir(dir) != nil {
 			continue
 		}
 		for _, sub := range []string{"env", "instances", "scratch", "health", "waitexit"} {

@@ -42,6 +42,16 @@ func procStart(pid int) uint64 {
 	return n
 }
 
+// procSession is the session of a process, 0 when it is gone.
+func procSession(pid int) int {
+	f, ok := procStat(pid)
+	if !ok {
+		return 0
+	}
+	n, _ := strconv.Atoi(string(f[3]))
+	return n
+}
+
 // kill ends the process if it is still the one that was recorded.
 func (p proc) kill() {
 	if p.pid <= 1 || p.start == 0 {

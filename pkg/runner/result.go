@@ -191,10 +191,31 @@ func (r *Result) WriteJSON(w io.Writer) error {
 		if err != nil {
 			return err
 		}
-		b.Write(doc)
+		writeVisible(b, doc)
 	}
 	b.WriteString("\n}\n")
 	return b.Flush()
+}
+
+// writeVisible writes a JSON document with DEL and the C1 controls escaped,
+// which encoding/json leaves as they are.
+func writeVisible(w *bufio.Writer, doc []byte) {
+	e := jsonEscaper{w: w}
+	from := 0
+	for i, c := range doc {
+		c1 := c == 0xc2 && i+1 < len(doc) && doc[i+1] < 0xa0
+		if c != 0x7f && !c1 {
+			continue
+		}
+		w.Write(doc[from:i])
+		from = i + 1
+		if c1 {
+			c = doc[i+1]
+			from++
+		}
+		e.unicode(c)
+	}
+	w.Write(doc[from:])
 }
 
 func ptr[T any](v T) *T { return &v }

@@ -1,9 +1,11 @@
 package runner
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kern-sbx/kern-sbx/pkg/agent"
 	"github.com/kern-sbx/kern-sbx/pkg/term"
 	"github.com/kern-sbx/kern-sbx/pkg/validate"
 	"github.com/kern-sbx/kern-sbx/pkg/workspace"
@@ -96,7 +99,7 @@ func (r *run) do(ctx context.Context) (*Result, error) {
 	// What kern leaves behind when it is killed becomes our child.
 	unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 	r.kernAt = time.Now()
-	r.box, err = startBox(s.Kern.Path, argv, name, env, s.Stdin != nil)
+	r.box, err = startBox(s.Kern.Path, argv, name, env, s.TTY, s.Stdin != nil)
 	env.Close()
 	if err != nil {
 		r.ev.startErr = err
@@ -105,13 +108,32 @@ func (r *run) do(ctx context.Context) (*Result, error) {
 	defer r.box.close()
 	r.notes = &capture{dir: r.dir.path}
 	r.startRelays()
+	if s.TTY != nil {
+		if err := s.TTYStarted(); err != nil {
+			r.ev.startErr = err
+			close(r.stdout.done)
+			close(r.stderr.done)
+			r.box.finish(s.Kern.Path, true)
+			return r.result(), nil
+		}
+	}
 	if r.awaitStart(ctx) {
+		if s.TTY != nil {
+			close(r.stdout.done)
+			close(r.stderr.done)
+		} else {
+			go r.stdout.run()
+			go r.stderr.run()
+		}
 		go sweep(base)
 		r.awaitEnd(ctx)
+	} else {
+		close(r.stdout.done)
+		close(r.stderr.done)
 	}
 	r.box.finish(s.Kern.Path, r.ev.stop != stopNone)
 	r.ev.elapsed = time.Since(r.kernAt)
-	r.settle()
+	r.settle(ctx)
 	res := r.result()
 	r.clearPrivilege(ws)
 	return res, nil
@@ -132,7 +154,7 @@ func (r *run) lay() (ws, code string, env *os.File, err error) {
 			return "", "", nil, err
 		}
 		for _, f := range s.Code {
-			if err = r.dir.write("code/"+f.Name, 0o644, f.Content); err != nil {
+			if err = r.dir.write("code/"+f.Name, f.mode(), f.Content); err != nil {
 				return "", "", nil, err
 			}
 		}
@@ -156,6 +178,8 @@ func secretFile(b []byte) (*os.File, error) {
 	return f, nil
 }
 
+// startRelays makes the relays. They run once the command does: until then what
+// comes is kern's, and is not shown as the program's.
 func (r *run) startRelays() {
 	s, b := r.spec, r.box
 	var keepOut, keepErr *capture
@@ -165,17 +189,6 @@ func (r *run) startRelays() {
 	r.stdout = newRelay(b.stdout, s.Stdout, keepOut, int64(s.MaxOutput))
 	r.stderr = newRelay(b.stderr, s.Stderr, keepErr, int64(s.MaxOutput))
 	r.stderr.sniff = true
-	go r.stdout.run()
-	go func() {
-		// Until the command has been started, or has failed to, what comes on
-		// stderr may be kern's, and is not shown as the program's.
-		<-b.alive.closed
-		if b.alive.fail.Load() || !b.alive.ack.Load() {
-			close(r.stderr.done)
-			return
-		}
-		r.stderr.run()
-	}()
 	if s.Stdin != nil {
 		go relayStdin(s.Stdin, b.stdin)
 	}
@@ -197,24 +210,31 @@ func relayStdin(from, to *os.File) {
 	to.Close()
 }
 
-// findEvery is how often we look whether kern has forked the box yet.
-const findEvery = 250 * time.Microsecond
+// While kern builds, its stderr is emptied this often, lest it fill. A kern that
+// does not say that the box waits at the gate is looked after from findAfter on.
+const (
+	lookEvery = 50 * time.Millisecond
+	findAfter = time.Second
+)
 
 // awaitStart waits until the command runs. Before it lets it start, it has
 // found and recorded PID 1 of the box, and has taken from stderr what kern
 // wrote there: at that moment nothing else can have written.
 func (r *run) awaitStart(ctx context.Context) bool {
 	b := r.box
-	tick := time.NewTimer(findEvery)
+	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
-	for b.wfd < 0 {
+	for begun, parked := time.Now(), b.alive.parked; b.wfd < 0; {
 		select {
+		case <-parked:
+			if !b.findInit() {
+				parked = nil // looked for again at the next tick
+			}
 		case <-tick.C:
-			if b.alive.ack.Load() && b.findInit() {
+			if b.alive.ack.Load() && time.Since(begun) > findAfter && b.findInit() {
 				break
 			}
 			drainNow(b.stderr, r.notes, notesLimit)
-			tick.Reset(findEvery)
 		case <-b.exited:
 			return false
 		case <-r.budget.ctx.Done():
@@ -236,7 +256,11 @@ func (r *run) awaitStart(ctx context.Context) bool {
 	case <-b.exited:
 		<-b.alive.closed
 	case <-r.budget.ctx.Done():
-		return r.startEnded(ctx)
+		select {
+		case <-b.alive.closed: // in the very last moment, but it runs
+		default:
+			return r.startEnded(ctx)
+		}
 	case sig := <-r.spec.Signals:
 		r.stopFor(stopSignal, sig)
 		return false
@@ -301,6 +325,9 @@ func (r *run) awaitEnd(ctx context.Context) {
 		case <-deadline:
 			stop(stopDeadline, nil)
 			return
+		case <-s.Kill:
+			stop(stopUser, nil)
+			return
 		case <-graceEnds:
 			stop(stopSignal, asked)
 			return
@@ -351,8 +378,23 @@ func (r *run) markStderr() {
 }
 
 // settle takes what is left once the box is gone.
-func (r *run) settle() {
+func (r *run) settle(ctx context.Context) {
 	b := r.box
+	hurry, settled := make(chan struct{}), make(chan struct{})
+	defer close(settled)
+	if r.ev.stop == stopSignal {
+		close(hurry)
+	} else {
+		go func() {
+			select {
+			case <-r.spec.Signals:
+				close(hurry)
+			case <-ctx.Done():
+				close(hurry)
+			case <-settled:
+			}
+		}()
+	}
 	select {
 	case <-b.alive.closed:
 	case <-time.After(drainTime):
@@ -360,8 +402,24 @@ func (r *run) settle() {
 	}
 	r.ev.ack, r.ev.execFail = b.alive.ack.Load(), b.alive.fail.Load()
 	r.ev.ran = r.ev.ack && !r.ev.execFail && r.ev.ran
-	r.stdout.await()
-	r.stderr.await()
+	for _, s := range []struct {
+		name string
+		r    *relay
+	}{{"output", r.stdout}, {"error", r.stderr}} {
+		if !s.r.await(hurry) {
+			r.reported = append(r.reported, "the end of standard "+s.name+" is lost: nobody read it before we were told to end")
+		}
+	}
+	if r.spec.TTY != nil {
+		// The pipe never reached the command, so what is in it is kern's, or the
+		// agent's that could not execute it.
+		from := r.notes.size
+		drainNow(b.stderr, r.notes, notesLimit)
+		said, _ := io.ReadAll(r.notes.reader(from, r.notes.size))
+		if bytes.Contains(said, []byte(agent.NotFound)) || bytes.Contains(said, []byte(agent.NotExecutable)) {
+			r.ev.execFail, r.ev.ran = true, false
+		}
+	}
 	if !r.ev.ran {
 		// Nothing ran, so all of it is kern's.
 		drainNow(b.stderr, r.notes, notesLimit)
@@ -386,8 +444,8 @@ func (r *run) result() *Result {
 	e := &r.ev
 	e.kernLimit = s.kernTimeout()
 	e.timeout, e.startTimeout = s.Timeout, s.StartTimeout
-	if len(s.Argv) > 0 {
-		e.argv0 = s.Argv[0]
+	if c := s.Command(); len(c) > 0 {
+		e.argv0 = c[0]
 	}
 	e.root = s.root()
 	if r.notes != nil {
@@ -416,6 +474,14 @@ func (r *run) result() *Result {
 	}
 	res.Limits = r.limits()
 	res.Usage = r.usage()
+	if r.stdout != nil {
+		if p := r.stdout.outErr.Load(); p != nil && !isClosedOutput(*p) {
+			r.reported = append(r.reported, "standard output could not be written, and the rest of it is lost: "+errno(*p))
+			if res.Status == 0 {
+				res.OK, res.Status = false, 1
+			}
+		}
+	}
 	return res
 }
 
@@ -518,7 +584,7 @@ func kernSentence(b []byte) string {
 // clearPrivilege applies rule S1: what hostile code makes setuid in a kept
 // directory is setuid root on the host when we are root.
 func (r *run) clearPrivilege(ws string) {
-	if os.Geteuid() != 0 || !r.ev.ran {
+	if os.Geteuid() != 0 || r.box.opened.IsZero() {
 		return
 	}
 	dirs := []string{}
@@ -535,7 +601,7 @@ func (r *run) clearPrivilege(ws string) {
 		if err != nil {
 			continue // a single file: what it was before is what may be mounted
 		}
-		cleared, err := workspace.ClearPrivilege(context.Background(), d, r.box.alive.at)
+		cleared, err := workspace.ClearPrivilege(context.Background(), d, r.box.opened)
 		d.Close()
 		for _, c := range cleared {
 			r.reported = append(r.reported, fmt.Sprintf("%s: %s removed from a file that the run changed", term.VisibleLine(filepath.Join(dir, c.Path)), c.What))
@@ -546,8 +612,16 @@ func (r *run) clearPrivilege(ws string) {
 	}
 }
 
+// removeTime is how long the caller waits for the run's directory to go; less
+// when the box was stopped, and has taken its time already.
+const removeTime = 2 * time.Second
+
 func (r *run) removeDir() {
-	if err := r.dir.remove(); err != nil {
+	patience := removeTime
+	if r.ev.stop != stopNone {
+		patience /= 2
+	}
+	if err := r.dir.remove(patience, r.spec.Sweeper); err != nil {
 		r.reported = append(r.reported, fmt.Sprintf("the run's directory could not be removed wholly: %v", err))
 	}
 }

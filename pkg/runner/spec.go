@@ -5,6 +5,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/kern-sbx/kern-sbx/pkg/agent"
 	"github.com/kern-sbx/kern-sbx/pkg/hostroot"
 	"github.com/kern-sbx/kern-sbx/pkg/kernbin"
 	"github.com/kern-sbx/kern-sbx/pkg/validate"
@@ -67,6 +68,14 @@ type Spec struct {
 	// The caller's descriptor itself never reaches the box: a terminal would
 	// let it type into the caller's shell.
 	Stdin *os.File
+	// TTY is our side's gift to the box with -t: the slave of a pty of ours, which
+	// becomes its terminal. Stdin, Stdout, Stderr and Capture are unused then.
+	// TTYStarted is called once kern holds it.
+	TTY        *os.File
+	TTYStarted func() error
+	// Kill ends the box at once when it is closed.
+	Kill <-chan struct{}
+
 	// Stdout and Stderr receive the program's bytes while it runs; nil shows
 	// nothing. Capture keeps them in the Result as well.
 	Stdout, Stderr io.Writer
@@ -74,6 +83,11 @@ type Spec struct {
 
 	// Signals are those that ended us from outside; a second one kills at once.
 	Signals <-chan os.Signal
+	// Sweeper is the command line, without the program, with which this program
+	// started again calls SweepInherited. A directory that takes more than two
+	// seconds to delete is left to it. Nil: the deletion is waited for.
+	Sweeper []string
+
 	// Progress is told of a step that may take longer than a second, and
 	// returns what ends it. Nil: nobody wants to know.
 	Progress func(label string) (done func())
@@ -81,8 +95,41 @@ type Spec struct {
 
 // CodeFile is one file that the box finds, read-only, under CodeDir.
 type CodeFile struct {
-	Name    string
-	Content []byte
+	Name       string
+	Content    []byte
+	Executable bool
+}
+
+// Command is what the user asked to run.
+func (s *Spec) Command() []string {
+	if s.TTY != nil {
+		return s.Argv[ttyArgs:]
+	}
+	return s.Argv
+}
+
+func (f CodeFile) mode() uint32 {
+	if f.Executable {
+		return 0o755
+	}
+	return 0o644
+}
+
+// ttyArgs is how many words UseTTY puts before the command.
+const ttyArgs = 2
+
+// UseTTY gives the box a terminal: the agent takes it from inside, so that
+// Ctrl-C and job control belong to the command and kern is out of their reach.
+// False: this build carries no agent.
+func (s *Spec) UseTTY(slave *os.File, started func() error) bool {
+	program, ok := agent.Binary()
+	if !ok {
+		return false
+	}
+	s.TTY, s.TTYStarted = slave, started
+	s.Code = append(s.Code, CodeFile{Name: agent.Name, Content: program, Executable: true})
+	s.Argv = append([]string{CodeDir + "/" + agent.Name, "tty"}, s.Argv...)
+	return true
 }
 
 // root gives the name of the root for messages.

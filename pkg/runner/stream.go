@@ -24,6 +24,7 @@ type relay struct {
 	passed    atomic.Int64 // bytes taken from the box and passed on
 	truncated atomic.Bool
 	showing   atomic.Bool // in a write to out: the wait is for whoever reads it
+	left      atomic.Bool // await gave up: what still comes is dropped
 	outErr    atomic.Pointer[error]
 	outGone   chan struct{} // closed when out refused a write
 	done      chan struct{}
@@ -64,6 +65,9 @@ func (r *relay) run() {
 }
 
 func (r *relay) take(p []byte) {
+	if r.left.Load() {
+		return
+	}
 	if r.limit > 0 {
 		if room := r.limit - r.passed.Load(); int64(len(p)) > room {
 			r.truncated.Store(true)
@@ -125,7 +129,9 @@ func (r *relay) splice(out *os.File) (finished bool) {
 			}
 			for {
 				r.showing.Store(true)
-				n, serr = unix.Splice(int(fd), nil, dst, nil, int(max), unix.SPLICE_F_MOVE)
+				// Without NONBLOCK a splice into a file waits inside the kernel for
+				// the box, where no deadline reaches it.
+				n, serr = unix.Splice(int(fd), nil, dst, nil, int(max), unix.SPLICE_F_MOVE|unix.SPLICE_F_NONBLOCK)
 				r.showing.Store(false)
 				switch {
 				case errors.Is(serr, unix.EINTR):
@@ -176,6 +182,10 @@ func ready(fd int, events int16, timeout int) bool {
 	}
 }
 
+// drainMost is how much one drainNow takes: more than the largest pipe holds, so
+// that a writer who never stops cannot keep us here.
+const drainMost = 1 << 20
+
 // drainNow takes what is in the pipe at this moment without waiting.
 func drainNow(f *os.File, into *capture, limit int64) {
 	conn, err := f.SyscallConn()
@@ -184,7 +194,7 @@ func drainNow(f *os.File, into *capture, limit int64) {
 	}
 	buf := make([]byte, 8<<10)
 	conn.Read(func(fd uintptr) bool {
-		for {
+		for taken := 0; taken <= drainMost; {
 			n, err := unix.Read(int(fd), buf)
 			if errors.Is(err, unix.EINTR) {
 				continue
@@ -192,10 +202,12 @@ func drainNow(f *os.File, into *capture, limit int64) {
 			if n <= 0 {
 				return true
 			}
+			taken += n
 			if into.size < limit {
 				into.Write(buf[:n])
 			}
 		}
+		return true
 	})
 }
 
@@ -212,21 +224,34 @@ func queued(f *os.File) int64 {
 // in the box can hold it then; it is for what we do not know of.
 const drainTime = time.Second
 
+// hurryTime replaces drainTime for the user who asked us to end.
+const hurryTime = 200 * time.Millisecond
+
 // await waits for the rest of the stream: without limit while whoever reads
-// our output is slow, within drainTime when nothing comes.
-func (r *relay) await() {
-	given := false
+// our output is slow, within drainTime when nothing comes. Once hurry is closed
+// a reader that does not read counts as nothing coming. It says whether the
+// stream was taken to its end.
+func (r *relay) await(hurry <-chan struct{}) bool {
+	wait, given, hurried := drainTime, false, false
 	for last := int64(-1); ; {
 		select {
+		case <-hurry:
+			wait, hurried = hurryTime, true
+		default:
+		}
+		t := time.NewTimer(wait)
+		select {
 		case <-r.done:
-			return
-		case <-time.After(drainTime):
+			t.Stop()
+			return true
+		case <-t.C:
 		}
 		switch n := r.passed.Load(); {
-		case n != last || r.showing.Load():
+		case n != last || r.showing.Load() && !hurried:
 			last = n
 		case given:
-			return
+			r.left.Store(true)
+			return false
 		default:
 			r.src.SetReadDeadline(time.Now())
 			given = true
@@ -236,3 +261,12 @@ func (r *relay) await() {
 
 // isClosedOutput says whether a write failed because nobody reads any more.
 func isClosedOutput(err error) bool { return errors.Is(err, syscall.EPIPE) }
+
+// errno is the part of an error that says why, without the path.
+func errno(err error) string {
+	var n syscall.Errno
+	if errors.As(err, &n) {
+		return n.Error()
+	}
+	return err.Error()
+}
