@@ -19,12 +19,12 @@ const (
 	inRoot     = "Root"
 	inFiles    = "Files and environment"
 	inLimits   = "Limits"
-	inOutput   = "Output"
+	inNetwork  = "Network"
 	inAdvanced = "Advanced"
 	inGlobal   = "Everywhere"
 )
 
-var flagGroups = []string{inCode, inRoot, inFiles, inLimits, inOutput, inAdvanced, inGlobal}
+var flagGroups = []string{inCode, inRoot, inFiles, inLimits, inNetwork, inAdvanced, inGlobal}
 
 type flagInfo struct{ *pflag.Flag }
 

@@ -115,6 +115,13 @@ func (a *app) say(kind, text string) {
 	fmt.Fprintln(a.err, label, term.VisibleLine(text))
 }
 
+// note prints a line that -q leaves out.
+func (a *app) note(text string) {
+	if !a.global.quiet {
+		a.say("note", text)
+	}
+}
+
 func (a *app) style() term.Style {
 	mode := a.global.color
 	if mode == "" {

@@ -273,6 +273,9 @@ func (o *runOpts) prepare(ctx context.Context, budget *runner.Budget, dirs runne
 	if o.box.stdin {
 		s.Stdin = a.in
 	}
+	if s.HostNetwork {
+		a.note("--network host: the box reaches this machine's loopback and abstract sockets, the local network, and a cloud's metadata at 169.254.169.254")
+	}
 	if o.box.tty {
 		if err := o.checkTTY(); err != nil {
 			return nil, nil, err

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"math"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -42,33 +43,24 @@ func (s *Spec) kernTimeout() time.Duration {
 // argv builds kern's command line. Values of the environment are not in it:
 // envFD is the descriptor that kern reads them from. No value can be taken for
 // a flag: names are ours, paths are absolute, and the command comes after --.
-func (s *Spec) argv(name, workspace, code string, envFD int) ([]string, error) {
+func (s *Spec) argv(name string, mounts []placed, envFD int) ([]string, error) {
 	a := []string{"kern", "box", name}
-	mounts := make([]validate.Mount, 0, len(s.Mounts)+4)
 	switch {
 	case s.Host != nil:
 		a = append(a, "--rootfs", s.Host.Dir)
-		for _, m := range s.Host.Mounts {
-			mounts = append(mounts, validate.Mount{Source: m.Source, Target: m.Target, ReadOnly: true})
-		}
 	case s.Rootfs != "":
 		a = append(a, "--rootfs", s.Rootfs)
 	default:
 		// Pulling is ours (it has its own budget), so kern never does.
 		a = append(a, "--image", s.Image, "--pull", "never")
-		if code != "" {
+		if len(s.Code) > 0 {
 			// An image's ENTRYPOINT would be put before our own program.
 			a = append(a, "--entrypoint", "")
 		}
 	}
 	a = append(a, "--read-only", "--quiet")
-	mounts = append(mounts, validate.Mount{Source: workspace, Target: WorkspaceDir})
-	if code != "" {
-		mounts = append(mounts, validate.Mount{Source: code, Target: CodeDir, ReadOnly: true})
-	}
-	mounts = append(mounts, s.Mounts...)
 	for _, m := range mounts {
-		flag, value, err := validate.MountArg(m)
+		flag, value, err := validate.MountArg(m.Mount)
 		if err != nil {
 			return nil, err
 		}
@@ -78,10 +70,36 @@ func (s *Spec) argv(name, workspace, code string, envFD int) ([]string, error) {
 	if wd == "" {
 		wd = WorkspaceDir
 	}
-	a = append(a, "--workdir", wd, "--cap-drop", "ALL", "--no-uid-range")
-	if s.Tmp > 0 {
-		a = append(a, "--tmpfs", "/tmp:"+s.Tmp.Kern())
+	a = append(a, "--workdir", wd)
+	pair := func(flag string, values ...string) {
+		for _, v := range values {
+			if v != "" {
+				a = append(a, flag, v)
+			}
+		}
 	}
+	pair("--cap-drop", s.CapDrop...)
+	pair("--cap-add", s.CapAdd...)
+	if slices.Contains(s.CapDrop, "ALL") && s.rootUser() {
+		// Without capabilities a box cannot use other uids, and without the
+		// helpers that map them kern would say so on each run.
+		a = append(a, "--no-uid-range")
+	}
+	pair("--user", s.User)
+	for _, t := range s.Tmpfs {
+		a = append(a, "--tmpfs", t.Arg())
+	}
+	pair("--security-profile", s.Security)
+	pair("--apparmor", s.AppArmor)
+	pair("--hostname", s.Hostname)
+	pair("--cpuset-cpus", s.CPUSet)
+	pair("--ulimit", s.Ulimits...)
+	if s.HostNetwork {
+		a = append(a, "--network", "host")
+	}
+	pair("--egress-allow", strings.Join(s.Egress, ","))
+	pair("--config", s.KernConfig)
+	a = append(a, s.Profiles...)
 	if s.Memory > 0 {
 		a = append(a, "--memory", s.Memory.Kern())
 	}

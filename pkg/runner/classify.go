@@ -87,7 +87,7 @@ func classify(e *evidence) verdict {
 		return fault(Killed, 141, "ended by kern-sbx, because its standard output was closed")
 	}
 	if e.startErr != nil {
-		return fault(StartupFailed, 125, "kern could not be started: %v", e.startErr)
+		return fault(StartupFailed, 125, "%v", e.startErr)
 	}
 
 	p := e.payload

@@ -69,10 +69,10 @@ func (p proc) kill() {
 	}
 }
 
-// children lists the children of all threads of a process.
+// children lists the children of the first thread of a process. For kern, which
+// has one, these are all; orphans that we adopt become ours through it too.
 func children(pid int) []int {
 	base := "/proc/" + strconv.Itoa(pid) + "/task/"
-	// kern has one thread, so its children are nearly always found here.
 	b, err := os.ReadFile(base + strconv.Itoa(pid) + "/children")
 	if err != nil {
 		return childrenByScan(pid)

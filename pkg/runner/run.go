@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -52,6 +53,7 @@ type run struct {
 	box    *box
 	ev     evidence
 	image  Image
+	placed []placed
 	kernAt time.Time // when kern was started
 
 	notes    *capture // kern's lines from before the command started
@@ -91,7 +93,11 @@ func (r *run) do(ctx context.Context) (*Result, error) {
 		return nil, err
 	}
 	name := boxName()
-	argv, err := s.argv(name, ws, code, fdEnv)
+	if s.Workspace == "" {
+		r.boundFiles(ws)
+	}
+	r.placed = s.place(ws, code)
+	argv, err := s.argv(name, r.placed, fdEnv)
 	if err != nil {
 		env.Close()
 		return nil, err
@@ -102,7 +108,7 @@ func (r *run) do(ctx context.Context) (*Result, error) {
 	r.box, err = startBox(s.Kern.Path, argv, name, env, s.TTY, s.Stdin != nil)
 	env.Close()
 	if err != nil {
-		r.ev.startErr = err
+		r.ev.startErr = fmt.Errorf("kern could not be started: %w", err)
 		return r.result(), nil
 	}
 	defer r.box.close()
@@ -136,7 +142,32 @@ func (r *run) do(ctx context.Context) (*Result, error) {
 	r.settle(ctx)
 	res := r.result()
 	r.clearPrivilege(ws)
+	for _, name := range s.Watch {
+		if _, err := os.Lstat(filepath.Join(ws, name)); err == nil {
+			r.reported = append(r.reported, fmt.Sprintf("the run made %s in the workspace; programs on this machine may obey it", name))
+		}
+	}
 	return res, nil
+}
+
+// mostOfFile is the most that one file in a private workspace may hold.
+const mostOfFile = 10 << 30
+
+// boundFiles keeps hostile code from filling the disk with one file (rule S12):
+// the kernel ends a write past the limit with SIGXFSZ. Many files are for a
+// quota, which this is not.
+func (r *run) boundFiles(ws string) {
+	for _, u := range r.spec.Ulimits {
+		if strings.HasPrefix(u, "fsize=") {
+			return
+		}
+	}
+	var fs unix.Statfs_t
+	if err := unix.Statfs(ws, &fs); err != nil {
+		return
+	}
+	most := min(mostOfFile, int64(fs.Bavail)*fs.Bsize/2)
+	r.spec.Ulimits = append(r.spec.Ulimits, "fsize="+strconv.FormatInt(max(most, 1<<20), 10))
 }
 
 // lay makes what the box is built from: its workspace, the code, and its
@@ -246,7 +277,11 @@ func (r *run) awaitStart(ctx context.Context) bool {
 	}
 	if err := r.dir.record(b.name, b.s, b.w); err != nil {
 		// A run that could not be recorded could outlive us unseen.
-		r.ev.startErr = fmt.Errorf("cannot record the box: %w", err)
+		r.ev.startErr = fmt.Errorf("the box cannot be recorded: %w", err)
+		return false
+	}
+	if err := r.dressBox(); err != nil {
+		r.ev.startErr = err
 		return false
 	}
 	drainNow(b.stderr, r.notes, notesLimit)
@@ -559,24 +594,29 @@ func (r *run) usage() Usage {
 	return u
 }
 
-// kernSentence finds kern's own reason in what it printed: the first line at
-// the margin that starts as kern's errors do, else the last line. Safe to print.
+// kernSentence finds kern's own reason in what it printed: what follows "error: "
+// or "sandbox setup failed: " at the margin, else its first line that is not a
+// note, else the last line. Safe to print.
 func kernSentence(b []byte) string {
-	last := ""
+	first, last := "", ""
 	for line := range strings.Lines(string(b)) {
 		line = strings.TrimRight(line, "\r\n")
-		if line == "" {
-			continue
+		said, byKern := strings.CutPrefix(line, "kern: ")
+		for _, mark := range []string{"error: ", "kern: sandbox setup failed: "} {
+			if rest, ok := strings.CutPrefix(line, mark); ok {
+				return term.VisibleLine(rest)
+			}
 		}
-		if rest, ok := strings.CutPrefix(line, "error: "); ok {
-			return term.VisibleLine(rest)
-		}
-		if strings.HasPrefix(line, "kern: ") && !strings.HasPrefix(line, "kern: warning:") && !strings.HasPrefix(line, "kern: note:") {
-			return term.VisibleLine(strings.TrimPrefix(line, "kern: "))
-		}
-		if !strings.HasPrefix(line, "kern: ") && !strings.HasPrefix(line, " ") {
+		switch {
+		case line == "", strings.HasPrefix(line, " "), strings.HasPrefix(said, "warning:"), strings.HasPrefix(said, "note:"):
+		case byKern && first == "":
+			first = said
+		case !byKern:
 			last = line
 		}
+	}
+	if first != "" {
+		last = first
 	}
 	return term.VisibleLine(last)
 }

@@ -3,6 +3,7 @@ package runner
 import (
 	"io"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/kern-sbx/kern-sbx/pkg/agent"
@@ -45,15 +46,41 @@ type Spec struct {
 	// file capabilities in it alone (rule S1 clears them when we are root).
 	Workspace string
 	Mounts    []validate.Mount
-	// Tmp is the size of the default /tmp; zero leaves /tmp read-only.
-	Tmp     validate.Size
+	// Watch are names directly below the workspace that were not there: it is
+	// reported when the run made one (rule S2).
+	Watch []string
+	// Pins are the identities of sources, by path, for those that were checked.
+	Pins map[string]Pin
+	// Tmpfs are file systems in the box's memory. kern mounts them after every
+	// bind, so a mount below one is reached by a link that is made before the
+	// command starts.
+	Tmpfs   []validate.Tmpfs
 	Workdir string
 	Env     []validate.KV
 
 	Memory        validate.Size
 	CPUs          float64
 	PIDs          int
+	CPUSet        string
+	Ulimits       []string
 	RequireLimits bool
+
+	// HostNetwork shares the host's network; Egress lets the box reach those
+	// domains through kern's proxy. At most one of them.
+	HostNetwork bool
+	Egress      []string
+
+	// CapDrop and CapAdd are capability names, ALL among them.
+	CapDrop, CapAdd []string
+	Security        string // kern's security profile, "" for none
+	AppArmor        string
+	User            string // "" is root of the box
+	Hostname        string
+	// Profiles are kern's resource profiles, KIND:NAME, of KernConfig or else of
+	// kern's own file.
+	Profiles   []string
+	KernConfig string
+
 	// Timeout is for the code, StartTimeout for everything before it.
 	Timeout      time.Duration
 	StartTimeout time.Duration
@@ -98,6 +125,13 @@ type CodeFile struct {
 	Name       string
 	Content    []byte
 	Executable bool
+}
+
+// rootUser says whether the command runs as root of the box, whose files are
+// the caller's own on the host.
+func (s *Spec) rootUser() bool {
+	u, _, _ := strings.Cut(s.User, ":")
+	return u == "" || u == "0" || u == "root"
 }
 
 // Command is what the user asked to run.
