@@ -159,3 +159,79 @@ func linkIn(root *os.File, link, target string) error {
 	}
 	return unix.Symlinkat(target, dir, path.Base(link))
 }
+
+// rootDir is the directory that becomes the root of the box, "" when it is not
+// on this machine yet.
+func (s *Spec) rootDir() string {
+	switch {
+	case s.Host != nil:
+		return s.Host.Dir
+	case s.Rootfs != "":
+		return s.Rootfs
+	}
+	if c := ImageCache(os.Getenv); c != "" {
+		return path.Join(c, validate.CacheKey(s.Image))
+	}
+	return ""
+}
+
+// maxLinks is how many links one path may go through, as in the kernel.
+const maxLinks = 40
+
+// inRoot gives the path that a target leads to in a root, whose links are taken
+// as the box would take them: an absolute one starts at the root. What is not
+// there leads nowhere else.
+func inRoot(root, target string) string {
+	dir, err := os.OpenFile(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return target
+	}
+	defer dir.Close()
+	at, rest, links := "/", strings.Split(target, "/"), 0
+	for len(rest) > 0 {
+		name := rest[0]
+		rest = rest[1:]
+		if name == "" || name == "." {
+			continue
+		}
+		next := path.Join(at, name) // ".." at the root stays there
+		var st unix.Stat_t
+		if unix.Fstatat(int(dir.Fd()), strings.TrimPrefix(next, "/"), &st, unix.AT_SYMLINK_NOFOLLOW) != nil || st.Mode&unix.S_IFMT != unix.S_IFLNK {
+			at = next
+			continue
+		}
+		buf := make([]byte, unix.PathMax)
+		n, err := unix.Readlinkat(int(dir.Fd()), strings.TrimPrefix(next, "/"), buf)
+		if links++; err != nil || links > maxLinks {
+			return target
+		}
+		to := string(buf[:n])
+		if path.IsAbs(to) {
+			at = "/"
+		}
+		rest = append(strings.Split(to, "/"), rest...)
+	}
+	return at
+}
+
+// checkAliases looks for targets that go through a link of the root, such as
+// /var/run, which is /run in most images. kern refuses a mount there, and puts
+// a tmpfs beside the path that programs open.
+func (r *run) checkAliases() error {
+	s := r.spec
+	root := s.rootDir()
+	if root == "" || len(s.Mounts) == 0 && len(s.Tmpfs) == 0 {
+		return nil
+	}
+	for _, m := range s.Mounts {
+		if real := inRoot(root, m.Target); real != m.Target {
+			return &validate.Error{Field: "--volume", Value: m.Target, Reason: "it goes through a link in this root", Fix: "write " + real}
+		}
+	}
+	for _, t := range s.Tmpfs {
+		if real := inRoot(root, t.Target); real != t.Target {
+			return &validate.Error{Field: "--tmpfs", Value: t.Target, Reason: "it goes through a link in this root, so programs would not see it", Fix: "write " + real}
+		}
+	}
+	return nil
+}

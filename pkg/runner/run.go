@@ -84,6 +84,9 @@ func (r *run) do(ctx context.Context) (*Result, error) {
 		r.budget, cancel = NewBudget(ctx, s.StartTimeout)
 		defer cancel()
 	}
+	if err := r.budget.Touch(s.root(), r.checkAliases); err != nil {
+		return nil, err
+	}
 	if r.dir, err = makeRunDir(base); err != nil {
 		return nil, fmt.Errorf("cannot make a directory for the run: %w", err)
 	}
