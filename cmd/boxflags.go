@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/kern-sbx/kern-sbx/pkg/images"
 	"github.com/kern-sbx/kern-sbx/pkg/runner"
 )
 
@@ -32,6 +33,7 @@ type boxFlags struct {
 	timeout            string
 	startTimeout       string
 	maxOutput          string
+	limits             string
 	requireLimits      bool
 	stdin, tty         bool
 
@@ -89,13 +91,14 @@ func (b *boxFlags) add(c *cobra.Command) {
 	f.StringVar(&b.timeout, "timeout", runner.DefaultTimeout.String(), "end the code after `TIME`, or none")
 	f.StringVar(&b.startTimeout, "start-timeout", runner.DefaultStartTimeout.String(), "let the box take `TIME` to start")
 	f.StringVar(&b.maxOutput, "max-output", runner.DefaultMaxOutput.String(), "pass on `SIZE` of each stream; the job runs on")
+	f.StringVar(&b.limits, "limits", runner.LimitsAuto, "let `WHO` enforce the caps: auto, kern, own (a cgroup of ours) or off")
 	f.BoolVar(&b.requireLimits, "require-limits", false, "refuse to run when memory and processes cannot be capped here")
 	f.StringVar(&b.cpuset, "cpuset-cpus", "", "run on these CPUs of the host, `LIST` like 0-3 or 0,2")
 	f.StringArrayVar(&b.ulimits, "ulimit", nil, "set a resource limit, `NAME=SOFT[:HARD]`")
 	f.StringVar(&b.fitCPUs, "fit-cpus", "", "let programs see as many CPUs as --cpus gives; java,node,make add their own settings (`FOR`)")
 	f.Lookup("fit-cpus").NoOptDefVal = "all"
 	in(inLimits, "memory", "cpus", "pids-limit", "timeout", "max-output", "require-limits")
-	in(inAdvanced, "start-timeout", "cpuset-cpus", "ulimit", "fit-cpus")
+	in(inAdvanced, "start-timeout", "limits", "cpuset-cpus", "ulimit", "fit-cpus")
 
 	f.StringVar(&b.network, "network", "none", "network `MODE`: none, or host, this machine's own with its loopback")
 	f.StringArrayVar(&b.egress, "egress-allow", nil, "let the box reach these domains by HTTP, `A,B`, and nothing else")
@@ -125,6 +128,7 @@ func (b *boxFlags) add(c *cobra.Command) {
 	c.RegisterFlagCompletionFunc("pull", cobra.FixedCompletions([]cobra.Completion{"missing", "never", "always"}, cobra.ShellCompDirectiveNoFileComp))
 	c.RegisterFlagCompletionFunc("rootfs", completeDirs)
 	c.RegisterFlagCompletionFunc("workspace", completeDirs)
+	c.RegisterFlagCompletionFunc("limits", cobra.FixedCompletions([]cobra.Completion{"auto", "kern", "own", "off"}, cobra.ShellCompDirectiveNoFileComp))
 	c.RegisterFlagCompletionFunc("network", cobra.FixedCompletions([]cobra.Completion{"none", "host"}, cobra.ShellCompDirectiveNoFileComp))
 	c.RegisterFlagCompletionFunc("security-profile", cobra.FixedCompletions([]cobra.Completion{"untrusted"}, cobra.ShellCompDirectiveNoFileComp))
 	c.RegisterFlagCompletionFunc("writable", cobra.FixedCompletions(guarded, cobra.ShellCompDirectiveNoFileComp))
@@ -134,7 +138,7 @@ func (b *boxFlags) add(c *cobra.Command) {
 }
 
 func completeImages(*cobra.Command, []string, string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	return append(runner.CachedImages(os.Getenv), hostImage), cobra.ShellCompDirectiveNoFileComp
+	return append(images.Cached(images.Cache(os.Getenv)), hostImage), cobra.ShellCompDirectiveNoFileComp
 }
 
 func completeDirs(*cobra.Command, []string, string) ([]cobra.Completion, cobra.ShellCompDirective) {

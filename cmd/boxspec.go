@@ -21,7 +21,7 @@ import (
 // spec turns the flags into a Spec. Every look at a path of the user's counts
 // against the start budget. What it leaves for the caller: Argv, Code, streams.
 func (b *boxFlags) spec(a *app, budget *runner.Budget, dirs runner.Dirs) (*runner.Spec, error) {
-	s := &runner.Spec{Pull: b.pull, RequireLimits: b.requireLimits}
+	s := &runner.Spec{Pull: b.pull, RequireLimits: b.requireLimits, Limits: b.limits}
 	var err error
 	set := func(field string, e error) {
 		if err == nil {
@@ -31,6 +31,10 @@ func (b *boxFlags) spec(a *app, budget *runner.Budget, dirs runner.Dirs) (*runne
 	var e error
 	if b.pull != "missing" && b.pull != "never" && b.pull != "always" {
 		set("--pull", &validate.Error{Value: b.pull, Reason: "not one of missing, never, always"})
+	}
+	set("--limits", oneOf("auto", "kern", "own", "off")(b.limits))
+	if b.limits == runner.LimitsOff && b.requireLimits {
+		set("--require-limits", &validate.Error{Value: "--limits off", Reason: "nobody enforces anything then", Fix: "leave out one of the two"})
 	}
 	s.PullTimeout, e = validate.ParseDuration(b.pullTimeout)
 	set("--pull-timeout", e)

@@ -112,7 +112,6 @@ func resultSchemaOf(t *testing.T) []byte {
 		},
 	}
 	schemas := map[reflect.Type]*jsonschema.Schema{
-		reflect.TypeFor[*runner.Text](): text,
 		reflect.TypeFor[runner.FaultType](): {Type: "string", Enum: []any{
 			runner.Timeout, runner.OOM, runner.Killed, runner.EscapeBlocked, runner.WorkspaceFull, runner.ExecFailed, runner.StartupFailed,
 		}},
@@ -123,7 +122,12 @@ func resultSchemaOf(t *testing.T) []byte {
 		t.Fatal(err)
 	}
 	s.Schema = "https://json-schema.org/draft/2020-12/schema"
-	s.ID = runner.Schema
+	s.ID = "urn:" + strings.ReplaceAll(runner.Schema, "/", ":") // has to be absolute
+	// Not through schemas: for a pointer, those give only the schema without null
+	// or, without a type of its own, null alone.
+	for _, name := range []string{"stdout", "stderr", "code_stderr", "runtime_notes"} {
+		s.Properties[name] = text
+	}
 	s.Title = "The result of one kern-sbx run"
 	s.Properties["schema"].Const = jsonschema.Ptr[any](runner.Schema)
 	b, err := json.MarshalIndent(s, "", "  ")

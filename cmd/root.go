@@ -154,7 +154,7 @@ run: the code itself, or the sandbox.`,
 	root.SetHelpCommandGroupID(groupHost)
 	root.SetCompletionCommandGroupID(groupHost)
 	a.addGlobalFlags(root)
-	root.AddCommand(a.runCommand(), a.sweepCommand(), a.configCommand(), a.explainCommand(), a.schemaCommand(), a.versionCommand(), a.manCommand())
+	root.AddCommand(a.runCommand(), a.imageCommand(), a.sweepCommand(), a.configCommand(), a.explainCommand(), a.schemaCommand(), a.versionCommand(), a.manCommand())
 	root.AddCommand(a.helpTopics()...)
 	root.SetHelpFunc(a.help)
 	root.SetUsageFunc(func(c *cobra.Command) error { a.help(c, nil); return nil })
@@ -163,6 +163,15 @@ run: the code itself, or the sandbox.`,
 	for _, c := range root.Commands() {
 		if c.Name() == "completion" {
 			c.Short = "print the completion script for bash, zsh or fish"
+			// Without this, a shell that there is no script for is answered with
+			// the help, and with success.
+			c.Args = cobra.ArbitraryArgs
+			c.RunE = func(c *cobra.Command, args []string) error {
+				if len(args) == 0 {
+					return c.Help()
+				}
+				return a.unknownCommand(c, args[0])
+			}
 			for _, sub := range c.Commands() {
 				if sub.Name() == "powershell" { // kern is for Linux
 					c.RemoveCommand(sub)
@@ -194,14 +203,14 @@ func (a *app) addGlobalFlags(root *cobra.Command) {
 	root.RegisterFlagCompletionFunc("config", cobra.FixedCompletions([]cobra.Completion{"toml"}, cobra.ShellCompDirectiveFilterFileExt))
 }
 
-func (a *app) unknownCommand(root *cobra.Command, word string) error {
+func (a *app) unknownCommand(parent *cobra.Command, word string) error {
 	var names []string
-	for _, c := range root.Commands() {
+	for _, c := range parent.Commands() {
 		names = append(names, c.Name())
 	}
-	e := &validate.Error{Field: "command", Value: word, Reason: "there is none of that name", Fix: "see kern-sbx --help"}
+	e := &validate.Error{Field: "command", Value: word, Reason: "there is none of that name", Fix: "see " + parent.CommandPath() + " --help"}
 	if near := validate.Nearest(word, names); near != "" {
-		e.Fix = "did you mean kern-sbx " + near + "?"
+		e.Fix = "did you mean " + parent.CommandPath() + " " + near + "?"
 	}
 	return e
 }

@@ -8,6 +8,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -359,7 +360,7 @@ func (o *runOpts) hint(s *runner.Spec, p *interp.Program, res *runner.Result, re
 		f.Lang = p.Lang
 	}
 	if res.Fault != nil && res.Fault.Type == runner.ExecFailed && s.Host != nil {
-		f.HostTool = hostroot.Outside(s.Command()[0], o.env("PATH"))
+		f.HostTool, _ = soon(func() string { return hostroot.Outside(s.Command()[0], o.env("PATH")) })
 	}
 	if s.Stdin == nil && s.TTY == nil && o.file != "-" {
 		f.StdinWaiting = stdinWaiting(o.in)
@@ -374,8 +375,24 @@ func isHostFile(w string) bool {
 	if !strings.Contains(w, "/") {
 		return false
 	}
-	st, err := os.Stat(w)
-	return err == nil && st.Mode().IsRegular()
+	is, _ := soon(func() bool {
+		st, err := os.Stat(w)
+		return err == nil && st.Mode().IsRegular()
+	})
+	return is
+}
+
+// soon gives what f answers, or false when it takes too long for a hint: the
+// path may lie on a file system that never answers.
+func soon[T any](f func() T) (answer T, ok bool) {
+	c := make(chan T, 1)
+	go func() { c <- f() }()
+	select {
+	case answer = <-c:
+		return answer, true
+	case <-time.After(300 * time.Millisecond):
+		return answer, false
+	}
 }
 
 // stdinWaiting says whether somebody wrote into a pipe that the box was not
@@ -413,9 +430,7 @@ func (o *runOpts) report(s *runner.Spec, dirs runner.Dirs, res *runner.Result, h
 			a.note(fmt.Sprintf("%s cut at %s; the job ran on (%s); --max-output SIZE passes more on", t.name, s.MaxOutput.Human(), exit))
 		}
 	}
-	if res.Limits.Uncapped() {
-		o.reportUncapped(dirs)
-	}
+	o.reportUncapped(dirs, res)
 	if f := res.Fault; f != nil {
 		a.say(string(f.Type), f.Message+o.budgetNote(f.Type))
 	}
@@ -443,20 +458,35 @@ func (o *runOpts) budgetNote(t runner.FaultType) string {
 
 // reportUncapped says that caps do not bind here: each time when one was asked
 // for, else once per boot.
-func (o *runOpts) reportUncapped(dirs runner.Dirs) {
+func (o *runOpts) reportUncapped(dirs runner.Dirs, res *runner.Result) {
+	if o.box.limits == runner.LimitsOff {
+		return // that was the wish
+	}
+	open := res.Limits.Uncapped()
 	var asked []string
-	for _, n := range []string{"memory", "pids-limit", "cpus"} {
+	for _, n := range open {
 		if o.box.given[n] != "" {
 			asked = append(asked, "--"+n)
 		}
 	}
-	what := "memory and processes"
-	if len(asked) > 0 {
-		what = strings.Join(asked, " and ")
-	} else if !runner.OncePerBoot(dirs, "uncapped") {
+	switch {
+	case len(open) == 0:
+		return
+	case len(asked) > 0:
+	case runner.OncePerBoot(dirs, "uncapped"):
+		asked = []string{"the default caps"}
+	default:
 		return
 	}
-	o.note(what + " not capped on this host, which hands kern no cgroup v2 memory controller; the box stays isolated, and --require-limits refuses to run so")
+	why := ""
+	if res.LimitsReason != "" {
+		why = " (" + res.LimitsReason + ")"
+	}
+	verb := " is"
+	if len(asked) > 1 || asked[0] == "the default caps" {
+		verb = " are"
+	}
+	o.note(strings.Join(asked, " and ") + verb + " not in force on this host" + why + "; the box stays isolated, and --require-limits refuses to run so")
 }
 
 func headroom(s *runner.Spec, res *runner.Result) string {

@@ -35,6 +35,8 @@ var keyRules = map[string]struct {
 	"pull-timeout":  {check: check(validate.ParseDuration)},
 	"image":         {check: validate.ImageRef},
 	"pull":          {check: oneOf("missing", "never", "always")},
+	"limits":        {check: oneOf("auto", "kern", "own", "off")},
+	"network":       {check: oneOf("none", "host"), safe: func(v string) bool { return v == "none" }},
 	"color":         {check: oneOf("auto", "always", "never")},
 	"lang":          {check: interp.Check, safe: func(string) bool { return true }},
 }

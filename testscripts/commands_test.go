@@ -406,7 +406,8 @@ func (s *script) proc(ts *testscript.TestScript, name string) *process {
 	return p
 }
 
-// waitout NAME TEXT: wait until TEXT is in its output.
+// waitout NAME TEXT: wait until a line of its output ends in TEXT. (The line's
+// end too: an unbuffered program writes it by itself.)
 func (s *script) waitout(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 2 {
 		ts.Fatalf("usage: waitout NAME TEXT")
@@ -415,7 +416,7 @@ func (s *script) waitout(ts *testscript.TestScript, neg bool, args []string) {
 	for range 1500 {
 		b, err := os.ReadFile(p.out.Name())
 		ts.Check(err)
-		if bytes.Contains(b, []byte(args[1])) {
+		if bytes.Contains(b, []byte(args[1]+"\n")) {
 			return
 		}
 		time.Sleep(20 * time.Millisecond)

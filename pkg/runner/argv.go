@@ -100,17 +100,23 @@ func (s *Spec) argv(name string, mounts []placed, envFD int) ([]string, error) {
 	pair("--egress-allow", strings.Join(s.Egress, ","))
 	pair("--config", s.KernConfig)
 	a = append(a, s.Profiles...)
-	if s.Memory > 0 {
+	if s.Limits == LimitsOff {
+		a = append(a, "--shm-size", DefaultMemory.Kern())
+	} else if s.Memory > 0 {
 		a = append(a, "--memory", s.Memory.Kern())
 	}
-	if s.CPUs > 0 {
+	if s.CPUs > 0 && s.Limits != LimitsOff {
 		a = append(a, "--cpus", strconv.FormatFloat(s.CPUs, 'f', -1, 64))
 	}
-	if s.PIDs > 0 {
+	if s.PIDs > 0 && s.Limits != LimitsOff {
 		a = append(a, "--pids-limit", strconv.Itoa(s.PIDs))
 	}
-	if s.RequireLimits {
+	switch {
+	case s.RequireLimits && s.Limits == LimitsKern:
 		a = append(a, "--require-limits")
+	case s.Limits != LimitsKern:
+		// Whether a cap is in force is seen at the gate, and said by us.
+		a = append(a, "--allow-uncapped")
 	}
 	a = append(
 		a,
@@ -135,9 +141,9 @@ func kernEnv(extra ...string) []string {
 		}
 	}
 	if os.Getenv("HOME") == "" && os.Getenv("XDG_DATA_HOME") == "" {
-		// kern would keep its data below /tmp then, and refuse every mount from
-		// there as its own.
-		env = append(env, "HOME=/nonexistent")
+		// kern would keep its data in /tmp itself then, and refuse every mount
+		// from there as its own.
+		env = append(env, "XDG_DATA_HOME="+privateDir()+"/data")
 	}
 	return append(env, extra...)
 }

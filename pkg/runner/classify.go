@@ -29,6 +29,7 @@ type evidence struct {
 	execFail bool // kern says the setup or the exec of the command failed (byte x)
 	ran      bool // the command was started: ALIVE reached its end after an ack, without x
 	payload  []byte
+	oom      bool // the kernel counted an OOM kill in our own cgroup of the box
 
 	wait      unix.WaitStatus
 	startErr  error // kern itself could not be started
@@ -94,7 +95,15 @@ func classify(e *evidence) verdict {
 	have := len(p) == payloadLen
 	rc := e.wait.ExitStatus()
 
-	// 2. kern itself died of a signal. The box shares kern's process group and
+	// 2. The kernel's own OOM counter of the cgroup that we put the box into. It
+	// comes before a look at kern, because the end of the box follows from it.
+	if e.oom {
+		v := fault(OOM, 137, "the box needed more than its memory cap")
+		v.signal = "SIGKILL"
+		return v
+	}
+
+	// 3. kern itself died of a signal. The box shares kern's process group and
 	// can do that to it; whatever number it chose, no verdict follows from it.
 	if e.wait.Signaled() {
 		v := fault(Killed, 137, "kern, which supervises the box, was ended by %s, perhaps from inside the box", unix.SignalName(e.wait.Signal()))
@@ -105,14 +114,14 @@ func classify(e *evidence) verdict {
 		return v
 	}
 
-	// 3. The kernel's own OOM counter for this box's cgroup, as kern read it.
+	// 4. The same counter of this box's cgroup, as kern read it.
 	if have && p[byteOOM] == 1 {
 		v := fault(OOM, 137, "the box needed more than its memory cap")
 		v.signal = "SIGKILL"
 		return v
 	}
 
-	// 4. A box was built and its command could not be executed. The byte x
+	// 5. A box was built and its command could not be executed. The byte x
 	// cannot come from the box, because nothing was run in it.
 	if e.execFail && have {
 		what := "cannot be executed"
@@ -124,7 +133,7 @@ func classify(e *evidence) verdict {
 		return fault(ExecFailed, rc, "%q %s in %s", e.argv0, what, e.root)
 	}
 
-	// 5. PID 1 of the box was killed. For SIGSYS that is kern's filter (or a
+	// 6. PID 1 of the box was killed. For SIGSYS that is kern's filter (or a
 	// filter the code set for itself: the two cannot be told apart).
 	if have && p[byteSignal] != 0 {
 		sig := unix.Signal(p[byteSignal])
@@ -144,18 +153,18 @@ func classify(e *evidence) verdict {
 		return v
 	}
 
-	// 6. A box was built and its command ended by itself.
+	// 7. A box was built and its command ended by itself.
 	if have {
 		return verdict{status: rc, exit: ptr(rc)}
 	}
 
-	// 7. No payload, and the command did run: kern leaves it out when the
+	// 8. No payload, and the command did run: kern leaves it out when the
 	// command itself exits 125, the number it keeps for its own refusals.
 	if rc == 125 && e.ran {
 		return verdict{status: rc, exit: ptr(rc)}
 	}
 
-	// 8. No payload: there never was a box. That holds for exit 0 too, which
+	// 9. No payload: there never was a box. That holds for exit 0 too, which
 	// kern also gives for its own help.
 	msg := e.notes
 	if msg == "" {

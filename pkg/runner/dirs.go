@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kern-sbx/kern-sbx/pkg/cgroup"
 	"github.com/kern-sbx/kern-sbx/pkg/workspace"
 )
 
@@ -33,7 +34,7 @@ type Dirs struct {
 // FindDirs names our directories. A relative value of an XDG variable counts
 // as unset, as the XDG specification says. It makes nothing.
 func FindDirs(env func(string) string) Dirs {
-	d := Dirs{Private: "/tmp/kern-sbx-" + strconv.Itoa(os.Getuid())}
+	d := Dirs{Private: privateDir()}
 	home := env("HOME")
 	pick := func(name, below string) string {
 		if v := env(name); filepath.IsAbs(v) {
@@ -49,6 +50,10 @@ func FindDirs(env func(string) string) Dirs {
 	d.Config = pick("XDG_CONFIG_HOME", ".config")
 	return d
 }
+
+// privateDir is the directory of last resort. Dirs.Usable makes it, or refuses
+// it where another user was first.
+func privateDir() string { return "/tmp/kern-sbx-" + strconv.Itoa(os.Getuid()) }
 
 // List names them all, for the rules about mounts.
 func (d Dirs) List() []string {
@@ -319,7 +324,7 @@ func parseRecord(b []byte) (boxRecord, bool) {
 	var version int
 	n, err := fmt.Sscanf(string(b), "kern-sbx box %d\nname %s\nboot %s\nsupervisor %d %d\ninit %d %d\n",
 		&version, &r.name, &r.boot, &r.s.pid, &r.s.start, &r.w.pid, &r.w.start)
-	ok := err == nil && n == 7 && version == 1 && r.s.pid > 1 && r.w.pid > 1 && strings.HasPrefix(r.name, namePrefix) && !strings.ContainsAny(r.name, "/\x00")
+	ok := err == nil && n == 7 && b[len(b)-1] == '\n' && version == 1 && r.s.pid > 1 && r.w.pid > 1 && strings.HasPrefix(r.name, namePrefix) && !strings.ContainsAny(r.name, "/\x00")
 	return r, ok
 }
 
@@ -365,6 +370,7 @@ func sweepOne(base *os.File, r *runDir) {
 		}
 		forgetBox(rec.name, rec.s.pid)
 	}
+	cgroup.Remove(namePrefix + r.name)
 	workspace.RemoveAt(base, r.name)
 }
 

@@ -2,61 +2,33 @@ package runner
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"os"
 	"path/filepath"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/kern-sbx/kern-sbx/pkg/images"
 	"github.com/kern-sbx/kern-sbx/pkg/validate"
 )
 
-// ImageCache is where kern keeps unpacked images; "" when neither
-// $XDG_CACHE_HOME nor $HOME says where.
-func ImageCache(env func(string) string) string {
-	if x := env("XDG_CACHE_HOME"); filepath.IsAbs(x) {
-		return filepath.Join(x, "kern", "images")
-	}
-	if h := env("HOME"); filepath.IsAbs(h) {
-		return filepath.Join(h, ".cache", "kern", "images")
-	}
-	return ""
-}
+// imageRecords is where, below our cache, the digests of pulled images lie.
+const imageRecords = "images"
 
-// CachedImages lists the references of the images that are there. It starts
-// nothing and waits for nothing.
-func CachedImages(env func(string) string) []string {
-	files, _ := filepath.Glob(filepath.Join(ImageCache(env), "*.ok"))
-	var refs []string
-	for _, f := range files {
-		// The file holds the reference, and little else could be in it.
-		if b, err := os.ReadFile(f); err == nil && len(b) < 1024 && validate.ImageRef(string(b)) == nil {
-			refs = append(refs, string(b))
-		}
-	}
-	return refs
-}
-
-// imageID identifies an image as it is cached here: kern records no digest of
-// a tag, but it rewrites these two files whenever it unpacks one.
-func imageID(cache, key string) (string, bool) {
-	ok, err := os.Stat(filepath.Join(cache, key+".ok"))
+// ImageRecords gives the directory of our own records about images, made when it
+// is missing.
+func ImageRecords(d Dirs) (string, error) {
+	base, err := d.Usable(d.Cache)
 	if err != nil {
-		return "", false
+		return "", err
 	}
-	meta, _ := os.ReadFile(filepath.Join(cache, key+".image"))
-	h := sha256.New()
-	fmt.Fprintf(h, "%d %d\n", ok.ModTime().UnixNano(), ok.Size())
-	h.Write(meta)
-	return "cache:" + hex.EncodeToString(h.Sum(nil)[:16]), true
+	dir := filepath.Join(base, imageRecords)
+	return dir, ownDir(dir)
 }
 
 // prepareRoot makes sure that the root is there, pulling an image when it has
-// to and may, and says what it is. pulled tells whether time was spent on that.
-func (r *run) prepareRoot(ctx context.Context) (img Image, pulled bool, err error) {
+// to and may, and says what it is. base is our cache directory. pulled tells
+// whether time was spent on that.
+func (r *run) prepareRoot(ctx context.Context, base string) (img Image, pulled bool, err error) {
 	s := r.spec
 	switch {
 	case s.Host != nil:
@@ -70,12 +42,15 @@ func (r *run) prepareRoot(ctx context.Context) (img Image, pulled bool, err erro
 		}
 		return img, false, nil
 	}
-	img = Image{Ref: s.Image, DigestSource: "unknown"}
-	if d, ok := validate.HasDigest(s.Image); ok {
-		img.Digest, img.DigestSource = &d, "reference"
-	}
-	cache, key := ImageCache(os.Getenv), validate.CacheKey(s.Image)
-	id, have := imageID(cache, key)
+	img = Image{Ref: s.Image, DigestSource: images.Unknown}
+	defer func() {
+		digest, source := images.Digest(filepath.Join(base, imageRecords), images.Cache(os.Getenv), s.Image)
+		if img.DigestSource = source; digest != "" {
+			img.Digest = &digest
+		}
+	}()
+	cache := images.Cache(os.Getenv)
+	stamp, have := images.StampOf(cache, s.Image)
 	if s.Pull == "always" || !have {
 		if s.Pull == "never" {
 			return img, false, fmt.Errorf("image %s is not on this machine and --pull never forbids fetching it", s.Image)
@@ -84,10 +59,11 @@ func (r *run) prepareRoot(ctx context.Context) (img Image, pulled bool, err erro
 			return img, true, err
 		}
 		pulled = true
-		id, have = imageID(cache, key)
+		stamp, have = images.StampOf(cache, s.Image)
 	}
-	if have {
+	if id, ok := images.ID(cache, s.Image); ok && have {
 		img.ID = &id
+		r.unpacked = time.Unix(0, stamp.Time)
 	}
 	return img, pulled, nil
 }
@@ -99,73 +75,12 @@ func (r *run) pull(ctx context.Context) error {
 	if s.Progress != nil {
 		defer s.Progress("pulling " + s.Image)()
 	}
-	out, err := anonymousFile(os.TempDir())
-	if err != nil {
-		return err
-	}
-	defer out.Close()
-	null, err := os.Open(os.DevNull)
-	if err != nil {
-		return err
-	}
-	defer null.Close()
-	p, err := os.StartProcess(s.Kern.Path, []string{"kern", "pull", s.Image}, &os.ProcAttr{
-		Env: kernEnv(), Files: []*os.File{null, out, out}, Sys: &unix.SysProcAttr{Setsid: true},
-	})
-	if err != nil {
-		return fmt.Errorf("kern could not be started: %w", err)
-	}
-	done := make(chan *os.ProcessState, 1)
-	go func() { st, _ := p.Wait(); done <- st }()
-	var limit <-chan time.Time
-	if s.PullTimeout > 0 {
-		t := time.NewTimer(s.PullTimeout)
-		defer t.Stop()
-		limit = t.C
-	}
-	end := func() {
-		unix.Kill(-p.Pid, unix.SIGKILL)
-		<-done
-	}
-	select {
-	case st := <-done:
-		if st != nil && st.Success() {
-			return nil
-		}
-		why := kernSentence(tail(out, 8<<10))
-		if why == "" && st != nil {
-			why = st.String()
-		}
-		return &PullError{s.Image, why}
-	case <-limit:
-		end()
-		return &PullError{s.Image, fmt.Sprintf("not done within %s (--pull-timeout)", s.PullTimeout)}
-	case sig := <-s.Signals:
-		end()
-		r.stopFor(stopSignal, sig)
-		return errInterrupted
-	case <-ctx.Done():
-		end()
-		r.stopFor(stopSignal, unix.SIGINT)
+	err := Pull(ctx, Fetch{Kern: s.Kern, Image: s.Image, Anew: s.Pull == "always", Timeout: s.PullTimeout, Signals: s.Signals})
+	if stopped, ok := err.(*StoppedError); ok { //nolint:errorlint // Pull's own
+		r.stopFor(stopSignal, stopped.Signal)
 		return errInterrupted
 	}
-}
-
-// PullError says that an image could not be fetched.
-type PullError struct{ Image, Reason string }
-
-func (e *PullError) Error() string {
-	return "image " + e.Image + " could not be pulled: " + e.Reason
-}
-
-func tail(f *os.File, n int64) []byte {
-	st, err := f.Stat()
-	if err != nil {
-		return nil
-	}
-	buf := make([]byte, min(n, st.Size()))
-	k, _ := f.ReadAt(buf, st.Size()-int64(len(buf)))
-	return buf[:k]
+	return err
 }
 
 // errInterrupted stands for a stop that the evidence already holds.
@@ -174,9 +89,5 @@ var errInterrupted = fmt.Errorf("interrupted")
 // IsCachedImage says whether a name that was taken for a command is the name of
 // an image on this machine.
 func IsCachedImage(env func(string) string, ref string) bool {
-	if validate.ImageRef(ref) != nil {
-		return false
-	}
-	_, err := os.Stat(filepath.Join(ImageCache(env), validate.CacheKey(ref)+".ok"))
-	return err == nil
+	return validate.ImageRef(ref) == nil && images.IsCached(images.Cache(env), ref)
 }

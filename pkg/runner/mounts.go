@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kern-sbx/kern-sbx/pkg/images"
 	"github.com/kern-sbx/kern-sbx/pkg/validate"
 )
 
@@ -169,7 +170,7 @@ func (s *Spec) rootDir() string {
 	case s.Rootfs != "":
 		return s.Rootfs
 	}
-	if c := ImageCache(os.Getenv); c != "" {
+	if c := images.Cache(os.Getenv); c != "" {
 		return path.Join(c, validate.CacheKey(s.Image))
 	}
 	return ""

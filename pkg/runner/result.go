@@ -52,6 +52,8 @@ type Result struct {
 	Kern    Kern   `json:"kern"`
 	// Hints are at most one explanation with the flag that helps.
 	Hints []Hint `json:"hints"`
+	// LimitsReason is why a cap is not in force, for a person.
+	LimitsReason string `json:"-"`
 	// Notes are for a person: what we did to the host's files after the run.
 	Notes []string `json:"-"`
 
@@ -122,8 +124,9 @@ type Limits struct {
 type Cap struct {
 	// Requested is the number asked for (bytes, processes, CPUs), null for none.
 	Requested *float64 `json:"requested"`
-	// EnforcedBy is "kern", "none" (asked for, and not in force on this host),
-	// or null (not asked for, or the box ended before kern could say).
+	// EnforcedBy is "kern", "kern-sbx" (a cgroup of ours), "rlimit" (a limit on
+	// the user's processes), "none" (asked for, and not in force on this host), or
+	// null (not asked for, or the box never got that far).
 	EnforcedBy *string `json:"enforced_by"`
 }
 
@@ -133,8 +136,8 @@ type Usage struct {
 	CPUTimeMS *int64 `json:"cpu_time_ms"`
 	// PeakMemory is in bytes; see PeakMemorySource.
 	PeakMemory *int64 `json:"peak_memory"`
-	// PeakMemorySource is "cgroup" (all of the box, as sampled from the kernel's
-	// high-water mark) or "largest-process" (the largest resident set of any one
+	// PeakMemorySource is "cgroup" (all of the box, the kernel's high-water mark;
+	// sampled when the cgroup is kern's) or "largest-process" (the largest resident set of any one
 	// process of the box).
 	PeakMemorySource *string `json:"peak_memory_source"`
 }

@@ -55,12 +55,16 @@ type run struct {
 	image  Image
 	placed []placed
 	kernAt time.Time // when kern was started
+	// unpacked is when the image came into the cache; zero for another root.
+	unpacked time.Time
 
 	notes    *capture // kern's lines from before the command started
 	stdout   *relay
 	stderr   *relay
+	peak     int64 // of our own cgroup, in bytes
 	errMark  int64 // bytes of stderr that the code can have written; -1: not known
 	cgroup   *peakReader
+	caps     caps
 	reported []string
 }
 
@@ -71,7 +75,7 @@ func (r *run) do(ctx context.Context) (*Result, error) {
 		return nil, err
 	}
 	var pulled bool
-	r.image, pulled, err = r.prepareRoot(ctx)
+	r.image, pulled, err = r.prepareRoot(ctx, base)
 	if errors.Is(err, errInterrupted) {
 		return r.result(), nil
 	}
@@ -142,6 +146,11 @@ func (r *run) do(ctx context.Context) (*Result, error) {
 	}
 	r.box.finish(s.Kern.Path, r.ev.stop != stopNone)
 	r.ev.elapsed = time.Since(r.kernAt)
+	if g := r.caps.group; g != nil {
+		r.ev.oom = g.OOM()
+		r.peak = g.Peak()
+		g.Remove()
+	}
 	r.settle(ctx)
 	res := r.result()
 	r.clearPrivilege(ws)
@@ -287,6 +296,10 @@ func (r *run) awaitStart(ctx context.Context) bool {
 		r.ev.startErr = err
 		return false
 	}
+	if err := r.cap(ctx); err != nil {
+		r.ev.startErr = err
+		return false
+	}
 	drainNow(b.stderr, r.notes, notesLimit)
 	b.open()
 	select {
@@ -357,6 +370,9 @@ func (r *run) awaitEnd(ctx context.Context) {
 		case <-b.ended:
 			r.markStderr()
 			r.cgroup.sample()
+			return
+		case <-r.caps.full:
+			// The kernel is about to end one process of the box; all of it goes.
 			return
 		case <-sample.C:
 			r.cgroup.sample()
@@ -488,6 +504,10 @@ func (r *run) result() *Result {
 	e.root = s.root()
 	if r.notes != nil {
 		e.notes = kernSentence(TextOf(nil).with(r.notes).Head(8 << 10))
+		if strings.Contains(e.notes, "chdir(workdir)") {
+			// kern does not say which directory it is that the box lacks.
+			e.notes = fmt.Sprintf("--workdir %s: %s", term.VisibleLine(s.Workdir), e.notes)
+		}
 	}
 	v := classify(e)
 	res := &Result{
@@ -511,6 +531,7 @@ func (r *run) result() *Result {
 		res.Stdout, res.Stderr, res.CodeStderr, res.RuntimeNotes = TextOf(nil), TextOf(nil), TextOf(nil), TextOf(nil)
 	}
 	res.Limits = r.limits()
+	res.LimitsReason = r.caps.reason
 	res.Usage = r.usage()
 	if r.stdout != nil {
 		if p := r.stdout.outErr.Load(); p != nil && !isClosedOutput(*p) {
@@ -527,6 +548,9 @@ func (r *run) result() *Result {
 func (r *run) texts(res *Result) {
 	whole := func(c *capture) span { return span{c, 0, c.size} }
 	res.RuntimeNotes = &Text{[]span{whole(r.notes)}}
+	if r.caps.group != nil {
+		res.RuntimeNotes = TextOf(r.kernNotes(res.RuntimeNotes.Head(notesLimit)))
+	}
 	res.head = r.stderr.head
 	res.Truncated = Truncated{r.stdout.truncated.Load(), r.stderr.truncated.Load()}
 	if !r.spec.Capture {
@@ -553,31 +577,40 @@ func (t *Text) with(c *capture) *Text {
 
 func (r *run) limits() Limits {
 	s := r.spec
-	var by *string
-	if p := r.ev.payload; len(p) == payloadLen {
-		switch p[byteCap] {
-		case capEnforced:
-			by = ptr("kern")
-		case capNotEnforced:
-			by = ptr("none")
-		}
+	c := r.caps
+	if p := r.ev.payload; len(p) == payloadLen && p[byteCap] == capNotEnforced && c.memory == byKern {
+		// kern's last word on it outranks what we saw at the gate.
+		c.memory, c.pids = byNobody, byNobody
 	}
-	lim := func(n float64) Cap {
+	lim := func(n float64, by string) Cap {
 		if n <= 0 {
 			return Cap{}
 		}
-		return Cap{Requested: &n, EnforcedBy: by}
+		if by == "" {
+			return Cap{Requested: &n}
+		}
+		return Cap{Requested: &n, EnforcedBy: &by}
 	}
-	l := Limits{Memory: lim(float64(s.Memory)), PIDs: lim(float64(s.PIDs)), CPU: lim(s.CPUs)}
+	l := Limits{Memory: lim(float64(s.Memory), c.memory), PIDs: lim(float64(s.PIDs), c.pids), CPU: lim(s.CPUs, c.cpu)}
 	if s.Timeout > 0 {
 		l.TimeoutMS = ptr(s.Timeout.Milliseconds())
 	}
 	return l
 }
 
-// Uncapped says that a cap was asked for and is not in force on this host.
-func (l Limits) Uncapped() bool {
-	return l.Memory.EnforcedBy != nil && *l.Memory.EnforcedBy == "none"
+// Uncapped names the caps that were asked for and are not in force, by the
+// names of their flags.
+func (l Limits) Uncapped() []string {
+	var names []string
+	for _, k := range []struct {
+		c    Cap
+		flag string
+	}{{l.Memory, "memory"}, {l.PIDs, "pids-limit"}, {l.CPU, "cpus"}} {
+		if k.c.EnforcedBy != nil && *k.c.EnforcedBy == byNobody {
+			names = append(names, k.flag)
+		}
+	}
+	return names
 }
 
 func (r *run) usage() Usage {
@@ -591,7 +624,7 @@ func (r *run) usage() Usage {
 		// Linux gives it in KiB.
 		u.PeakMemory, u.PeakMemorySource = ptr(ru.Maxrss<<10), ptr("largest-process")
 	}
-	if n := r.cgroup.peak(); n > 0 {
+	if n := max(r.cgroup.peak(), r.peak); n > 0 {
 		u.PeakMemory, u.PeakMemorySource = &n, ptr("cgroup")
 	}
 	return u

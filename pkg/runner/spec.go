@@ -64,6 +64,8 @@ type Spec struct {
 	CPUSet        string
 	Ulimits       []string
 	RequireLimits bool
+	// Limits says who may enforce memory, pids and cpu: LimitsAuto and so on.
+	Limits string
 
 	// HostNetwork shares the host's network; Egress lets the box reach those
 	// domains through kern's proxy. At most one of them.

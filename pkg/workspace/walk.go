@@ -29,15 +29,23 @@ var errMoved = errors.New("directories were moved while they were searched")
 
 // walker visits every entry below a directory that is not itself a directory.
 // It changes nothing but the permissions of directories of ours that we may not
-// read, and gives those back (unless it ends early below them). Only the newest few directories are open; the way back
-// up is "..", which counts only if it leads to the directory (device and inode)
-// that the walk came through.
+// read, and gives those back (unless it ends early below them). Only the newest
+// few directories are open; the way back up is "..", which counts only if it
+// leads to the directory (device and inode) that the walk came through.
 type walker struct {
 	// visit gets each entry that is no directory, by an open directory and its
 	// name there; typ is a hint. The entry may have been swapped since.
 	visit func(dirfd int, name string, typ byte)
 	// failed hears of each directory that could not be read.
 	failed func(dirfd int, name string, err error)
+	// What some walks need, nil otherwise: enter hears of each directory below
+	// the root before what is in it, leave after all of it, with its descriptor;
+	// mount hears of each mount point, which is passed over.
+	enter func(name string)
+	leave func(fd int)
+	mount func()
+	// asIs leaves directories that we may not read as they are.
+	asIs bool
 
 	levels []walkLevel
 	open   [walkOpen]dirReader // level i is at i%walkOpen, if it is open
@@ -98,7 +106,12 @@ func (w *walker) once(ctx context.Context, root int) error {
 		if e.typ == unix.DT_DIR {
 			w.levels[last].next = e.next
 			switch err := w.down(r.fd, e.name); err {
-			case nil, unix.ENOENT, unix.EXDEV: // gone, or a mount point
+			case nil, unix.ENOENT: // gone
+				continue
+			case unix.EXDEV:
+				if w.mount != nil {
+					w.mount()
+				}
 				continue
 			case unix.ENOTDIR, unix.ELOOP: // no longer a directory
 			default:
@@ -117,7 +130,7 @@ func (w *walker) down(dirfd int, name string) error {
 	}
 	l := walkLevel{isOpen: true}
 	fd, err := openDirAt(dirfd, name)
-	if err == unix.EACCES {
+	if err == unix.EACCES && !w.asIs {
 		var mode uint32
 		if len(w.levels) == 0 { // "." cannot be looked up in a directory without x
 			mode, l.granted, _ = grant(dirfd, 0o500)
@@ -138,7 +151,7 @@ func (w *walker) down(dirfd int, name string) error {
 		return err
 	}
 	l.dev, l.ino = st.Dev, st.Ino
-	if st.Mode&0o500 != 0o500 && int(st.Uid) == os.Geteuid() {
+	if st.Mode&0o500 != 0o500 && int(st.Uid) == os.Geteuid() && !w.asIs {
 		// Readable without x: names can be read, but not looked up.
 		if mode, changed, _ := grant(fd, 0o500); changed {
 			l.mode, l.granted = uint16(mode), true
@@ -158,6 +171,9 @@ func (w *walker) down(dirfd int, name string) error {
 	}
 	w.levels = append(w.levels, l)
 	w.open[n%walkOpen].open(fd)
+	if n > 0 && w.enter != nil {
+		w.enter(name)
+	}
 	return nil
 }
 
@@ -168,6 +184,9 @@ func (w *walker) up() error {
 	var err error
 	if n > 0 && !w.levels[n-1].isOpen {
 		err = w.reopen(n-1, fd)
+	}
+	if n > 0 && w.leave != nil {
+		w.leave(fd)
 	}
 	if l.granted {
 		_ = chmodFd(fd, uint32(l.mode))

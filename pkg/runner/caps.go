@@ -1,0 +1,137 @@
+package runner
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kern-sbx/kern-sbx/pkg/cgroup"
+)
+
+// Who may enforce the caps of a box, as --limits says.
+const (
+	LimitsAuto = "auto" // kern where it does, else a cgroup of ours
+	LimitsKern = "kern"
+	LimitsOwn  = "own"
+	LimitsOff  = "off"
+)
+
+// The values of Cap.EnforcedBy.
+const (
+	byKern   = "kern"
+	byUs     = "kern-sbx"
+	byRlimit = "rlimit"
+	byNobody = "none"
+)
+
+// caps is who enforces what for one box, as it was found at the gate.
+type caps struct {
+	memory, pids, cpu string // "" where no cap was asked for
+	group             *cgroup.Group
+	reason            string // why something is not in force
+	full              <-chan struct{}
+}
+
+// cap finds out, while the box waits at the gate, whether kern's caps are in
+// force, and puts PID 1 of the box into a cgroup of ours when they are not.
+// kern's supervisor stays outside, so a kill of the whole group does not take
+// the verdict with it. Nothing of the box has run, so nothing escapes a cap.
+func (r *run) cap(ctx context.Context) error {
+	s, c := r.spec, &r.caps
+	set := func(by func(kind string) string) {
+		for _, k := range []struct {
+			asked bool
+			kind  string
+			to    *string
+		}{{s.Memory > 0, "memory", &c.memory}, {s.PIDs > 0, "pids", &c.pids}, {s.CPUs > 0, "cpu", &c.cpu}} {
+			if k.asked {
+				*k.to = by(k.kind)
+			}
+		}
+	}
+	always := func(who string) func(string) string { return func(string) string { return who } }
+	pid := r.box.w.pid
+	switch {
+	case s.Limits == LimitsOff:
+		set(always(byNobody))
+		return nil
+	case s.Limits != LimitsOwn && cgroup.KernEnforces(pid):
+		set(always(byKern))
+		return nil
+	case s.Limits == LimitsKern:
+		set(always(byNobody))
+		c.reason = "kern has no cgroup v2 controllers here"
+		return nil
+	case s.Memory == 0 && s.PIDs == 0 && s.CPUs == 0:
+		return nil
+	}
+	group, bound, err := cgroup.Create(r.groupName(), cgroup.Limits{Memory: int64(s.Memory), PIDs: s.PIDs, CPUs: s.CPUs})
+	if err == nil {
+		if err = group.Add(pid); err != nil {
+			group.Remove()
+			bound = cgroup.Bound{Reason: err.Error()}
+		} else {
+			c.group, c.full = group, group.Watch(ctx)
+		}
+	}
+	c.reason = bound.Reason
+	is := map[string]bool{"memory": bound.Memory, "pids": bound.PIDs, "cpu": bound.CPU}
+	set(func(kind string) string {
+		if is[kind] {
+			return byUs
+		}
+		return byNobody
+	})
+	if c.pids == byNobody && os.Getuid() != 0 {
+		// The kernel counts an ordinary user's processes in the namespace of the
+		// box; it lets root of the host have any number.
+		n := uint64(s.PIDs)
+		if unix.Prlimit(pid, unix.RLIMIT_NPROC, &unix.Rlimit{Cur: n, Max: n}, nil) == nil {
+			c.pids = byRlimit
+		}
+	}
+	if s.RequireLimits && (c.memory == byNobody || c.pids == byNobody) {
+		return fmt.Errorf("--require-limits: %s", c.why())
+	}
+	return nil
+}
+
+// why is one sentence about what is not in force.
+func (c *caps) why() string {
+	var open []string
+	for _, k := range []struct{ by, name string }{{c.memory, "memory"}, {c.pids, "processes"}, {c.cpu, "CPUs"}} {
+		if k.by == byNobody {
+			open = append(open, k.name)
+		}
+	}
+	text := strings.Join(open, " and ") + " cannot be capped here"
+	if c.reason != "" {
+		text += ": " + c.reason
+	}
+	return text
+}
+
+func (r *run) groupName() string { return namePrefix + r.dir.name }
+
+// kernNotes leaves out of kern's notes what is not true when the caps are ours.
+func (r *run) kernNotes(notes []byte) []byte {
+	if r.caps.group == nil {
+		return notes
+	}
+	var kept []byte
+	dropping := false
+	for line := range strings.Lines(string(notes)) {
+		switch {
+		case strings.HasPrefix(line, "kern: ") && (strings.Contains(line, "enforced") || strings.Contains(line, "ENFORCED") || strings.Contains(line, "UNCAPPED")):
+			dropping = true
+		case dropping && strings.HasPrefix(line, " "):
+		default:
+			dropping = false
+			kept = append(kept, line...)
+		}
+	}
+	return kept
+}
