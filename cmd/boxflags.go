@@ -19,8 +19,12 @@ type boxFlags struct {
 	image, rootfs, pull, pullTimeout string
 	hostTools                        []string
 
-	workspace          string
+	workspace, copyOf  string
 	rootWorkspace      bool
+	setup              string
+	setupForce         bool
+	setupEnv           bool
+	depsReadOnly       bool
 	volumes, env       []string
 	envFiles           []string
 	mounts, tmpfs      []string
@@ -45,6 +49,7 @@ type boxFlags struct {
 	apparmor        string
 	profiles        []string
 	kernConfig      string
+	pycCache        string
 
 	// typedEnv is what of env was on the command line.
 	typedEnv []string
@@ -68,10 +73,16 @@ func (b *boxFlags) add(c *cobra.Command) {
 	f.StringVar(&b.pull, "pull", "missing", "fetch the image `WHEN`: missing, never or always")
 	f.StringArrayVar(&b.hostTools, "host-tool", nil, "with --image host: bring the program `NAME` from outside /usr")
 	f.StringVar(&b.pullTimeout, "pull-timeout", runner.DefaultPullTimeout.String(), "fetch an image within `TIME`")
+	f.StringVar(&b.pycCache, "pyc-cache", "auto", "give Python the compiled library of its image `WHEN`: auto or off")
 	in(inRoot, "image", "rootfs", "pull", "host-tool")
-	in(inAdvanced, "pull-timeout")
+	in(inAdvanced, "pull-timeout", "pyc-cache")
 
 	f.StringVarP(&b.workspace, "workspace", "W", "", "mount `DIR` at /workspace and keep it (else: a private one, removed)")
+	f.StringVar(&b.copyOf, "workspace-copy", "", "put a copy of `DIR` at /workspace; what the box does to it is thrown away")
+	f.StringVar(&b.setup, "setup", "", "first run `CMD` in a box with network, like 'pip install numpy'")
+	f.BoolVar(&b.setupForce, "setup-force", false, "with --setup: run it even when its packages are there")
+	f.BoolVar(&b.setupEnv, "setup-env", false, "with --setup: give --env and --env-file to it too, with the network")
+	f.BoolVar(&b.depsReadOnly, "deps-readonly", true, "keep the box from changing what --setup installed")
 	f.StringArrayVarP(&b.volumes, "volume", "v", nil, "mount a directory or file, `SRC:DST[:ro]`")
 	f.StringArrayVar(&b.mounts, "mount", nil, "the same with named fields, `type=bind,src=S,dst=D[,ro]`")
 	f.StringArrayVar(&b.tmpfs, "tmpfs", nil, "memory at a path, `PATH:SIZE` (default /tmp:64m), or none")
@@ -82,8 +93,8 @@ func (b *boxFlags) add(c *cobra.Command) {
 	f.BoolVarP(&b.stdin, "interactive", "i", false, "give standard input to the command")
 	f.BoolVarP(&b.tty, "tty", "t", false, "give the command a terminal of its own; ^] ^] ^] ends it")
 	f.BoolVar(&b.rootWorkspace, "allow-root-workspace", false, "as root: keep a workspace that other users can reach")
-	in(inFiles, "workspace", "volume", "tmpfs", "env", "env-file", "workdir", "interactive", "tty")
-	in(inAdvanced, "mount", "writable", "allow-root-workspace")
+	in(inFiles, "workspace", "workspace-copy", "setup", "volume", "tmpfs", "env", "env-file", "workdir", "interactive", "tty")
+	in(inAdvanced, "setup-force", "setup-env", "deps-readonly", "mount", "writable", "allow-root-workspace")
 
 	f.StringVarP(&b.memory, "memory", "m", runner.DefaultMemory.String(), "cap the memory of the whole box at `SIZE`, or none")
 	f.StringVar(&b.cpus, "cpus", "none", "let the box use `N` CPUs, like 0.5")
@@ -125,14 +136,16 @@ func (b *boxFlags) add(c *cobra.Command) {
 	})
 
 	c.RegisterFlagCompletionFunc("image", completeImages)
+	c.RegisterFlagCompletionFunc("pyc-cache", cobra.FixedCompletions([]cobra.Completion{"auto", "off"}, cobra.ShellCompDirectiveNoFileComp))
 	c.RegisterFlagCompletionFunc("pull", cobra.FixedCompletions([]cobra.Completion{"missing", "never", "always"}, cobra.ShellCompDirectiveNoFileComp))
 	c.RegisterFlagCompletionFunc("rootfs", completeDirs)
 	c.RegisterFlagCompletionFunc("workspace", completeDirs)
+	c.RegisterFlagCompletionFunc("workspace-copy", completeDirs)
 	c.RegisterFlagCompletionFunc("limits", cobra.FixedCompletions([]cobra.Completion{"auto", "kern", "own", "off"}, cobra.ShellCompDirectiveNoFileComp))
 	c.RegisterFlagCompletionFunc("network", cobra.FixedCompletions([]cobra.Completion{"none", "host"}, cobra.ShellCompDirectiveNoFileComp))
 	c.RegisterFlagCompletionFunc("security-profile", cobra.FixedCompletions([]cobra.Completion{"untrusted"}, cobra.ShellCompDirectiveNoFileComp))
 	c.RegisterFlagCompletionFunc("writable", cobra.FixedCompletions(guarded, cobra.ShellCompDirectiveNoFileComp))
-	for _, n := range []string{"memory", "cpus", "pids-limit", "timeout", "start-timeout", "pull-timeout", "max-output", "host-tool", "workdir"} {
+	for _, n := range []string{"memory", "cpus", "pids-limit", "timeout", "start-timeout", "pull-timeout", "max-output", "host-tool", "workdir", "setup"} {
 		c.RegisterFlagCompletionFunc(n, cobra.NoFileCompletions)
 	}
 }

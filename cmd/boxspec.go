@@ -36,6 +36,9 @@ func (b *boxFlags) spec(a *app, budget *runner.Budget, dirs runner.Dirs) (*runne
 	if b.limits == runner.LimitsOff && b.requireLimits {
 		set("--require-limits", &validate.Error{Value: "--limits off", Reason: "nobody enforces anything then", Fix: "leave out one of the two"})
 	}
+	if b.pycCache != "auto" && b.pycCache != "off" {
+		set("--pyc-cache", &validate.Error{Value: b.pycCache, Reason: "neither auto nor off"})
+	}
 	s.PullTimeout, e = validate.ParseDuration(b.pullTimeout)
 	set("--pull-timeout", e)
 	s.Memory, e = validate.ParseLimit(b.memory)
@@ -63,6 +66,9 @@ func (b *boxFlags) spec(a *app, budget *runner.Budget, dirs runner.Dirs) (*runne
 	if s.Env, err = b.environment(a, budget); err != nil {
 		return nil, err
 	}
+	if err := b.setUp(s); err != nil {
+		return nil, err
+	}
 	rules := validate.SourceRules{
 		Home: a.env("HOME"), UID: os.Getuid(), Env: a.env,
 		OwnDirs: dirs.List(),
@@ -73,7 +79,54 @@ func (b *boxFlags) spec(a *app, budget *runner.Budget, dirs runner.Dirs) (*runne
 	if err := b.root(a, s, budget, dirs); err != nil {
 		return nil, err
 	}
+	if s.Setup != nil && s.Host != nil && !hasEnv(s.Setup.Env, "PATH") {
+		s.Setup.Env = append(s.Setup.Env, validate.KV{Key: "PATH", Value: s.Host.Path})
+	}
 	return s, b.fit(s)
+}
+
+// mostSetup keeps a setup within what the kernel takes as one argument.
+const mostSetup = 100 << 10
+
+// setUp takes what makes the workspace ready before the run.
+func (b *boxFlags) setUp(s *runner.Spec) error {
+	s.DepsWritable = !b.depsReadOnly
+	if strings.TrimSpace(b.setup) == "" {
+		for flag, on := range map[string]bool{"--setup-force": b.setupForce, "--setup-env": b.setupEnv} {
+			if on && b.given[flag[2:]] == fromFlag {
+				return &validate.Error{Field: flag, Value: "true", Reason: "there is no setup", Fix: "add --setup CMD"}
+			}
+		}
+		return nil
+	}
+	switch {
+	case strings.ContainsRune(b.setup, 0):
+		return &validate.Error{Field: "--setup", Value: b.setup, Reason: "a zero byte in a command"}
+	case len(b.setup) > mostSetup:
+		return &validate.Error{Field: "--setup", Value: b.setup[:64], Reason: "longer than a command may be", Fix: "put it into a script, mount that with -v, and name it"}
+	}
+	s.Setup = &runner.Setup{Command: b.setup, Force: b.setupForce}
+	if b.setupEnv {
+		s.Setup.Env = slices.Clone(s.Env)
+	}
+	return nil
+}
+
+// oneWorkspace settles which of -W and --workspace-copy counts: the one on the
+// command line, before one of a configuration.
+func (b *boxFlags) oneWorkspace() error {
+	if b.workspace == "" || b.copyOf == "" {
+		return nil
+	}
+	switch kept, copied := b.given["workspace"] == fromFlag, b.given["workspace-copy"] == fromFlag; {
+	case kept == copied:
+		return &validate.Error{Field: "--workspace-copy", Value: b.copyOf, Reason: "--workspace names another one", Fix: "give one of the two"}
+	case kept:
+		b.copyOf = ""
+	default:
+		b.workspace = ""
+	}
+	return nil
 }
 
 // posture takes what makes the walls of a box: network, capabilities, user.
@@ -238,6 +291,9 @@ func (b *boxFlags) fit(s *runner.Spec) error {
 const leastMemory = validate.Size(1 << 20)
 
 func (b *boxFlags) files(a *app, s *runner.Spec, budget *runner.Budget, rules validate.SourceRules) error {
+	if err := b.oneWorkspace(); err != nil {
+		return err
+	}
 	if len(b.writable) > 0 && b.workspace == "" {
 		return &validate.Error{Field: "--writable", Value: b.writable[0], Reason: "the private workspace has nothing to guard", Fix: "add -W DIR, or leave it out"}
 	}
@@ -247,7 +303,7 @@ func (b *boxFlags) files(a *app, s *runner.Spec, budget *runner.Budget, rules va
 		}
 	}
 	cwd := "/"
-	if b.workspace != "" || len(b.volumes)+len(b.mounts) > 0 || b.kernConfig != "" {
+	if b.workspace != "" || b.copyOf != "" || len(b.volumes)+len(b.mounts) > 0 || b.kernConfig != "" {
 		var err error
 		if cwd, err = os.Getwd(); err != nil {
 			return fmt.Errorf("the current directory is not there: %w", err)
@@ -265,18 +321,35 @@ func (b *boxFlags) files(a *app, s *runner.Spec, budget *runner.Budget, rules va
 				return err
 			}
 			for _, n := range notes {
-				a.note(n)
+				// A copy has no sockets.
+				if field != "--workspace-copy" || !strings.Contains(n, "is a socket") {
+					a.note(n)
+				}
 			}
 			resolved, s.Pins[r] = r, pin
 			return nil
 		})
 		return resolved, validate.In(field, err)
 	}
-	if b.workspace != "" {
-		path := b.workspace
+	abs := func(path string) string {
 		if !filepath.IsAbs(path) {
 			path = filepath.Join(cwd, path)
 		}
+		return path
+	}
+	if b.copyOf != "" {
+		path := abs(b.copyOf)
+		var err error
+		if s.CopyOf, err = source("--workspace-copy", path); err != nil {
+			return err
+		}
+		// What root's boxes make of a copy lies where nobody else can enter.
+		if err := budget.Touch(path, func() error { return isDir("--workspace-copy", s.CopyOf) }); err != nil {
+			return err
+		}
+	}
+	if b.workspace != "" {
+		path := abs(b.workspace)
 		var err error
 		if s.Workspace, err = source("--workspace", path); err != nil {
 			return err
@@ -294,10 +367,7 @@ func (b *boxFlags) files(a *app, s *runner.Spec, budget *runner.Budget, rules va
 		return err
 	}
 	if b.kernConfig != "" {
-		path := b.kernConfig
-		if !filepath.IsAbs(path) {
-			path = filepath.Join(cwd, path)
-		}
+		path := abs(b.kernConfig)
 		s.KernConfig = filepath.Clean(path)
 		if err := budget.Touch(path, func() error { _, err := os.Stat(path); return err }); err != nil {
 			return &validate.Error{Field: "--kern-config", Value: b.kernConfig, Reason: reason(err), Fix: "name a kern.toml"}
@@ -355,6 +425,9 @@ func (b *boxFlags) memoryFiles(s *runner.Spec) error {
 	if err := validate.CheckTmpfs(list, targets, s.Memory); err != nil {
 		return validate.In("--tmpfs", err)
 	}
+	if s.Setup != nil {
+		s.Setup.Tmpfs = list
+	}
 	if !taken {
 		list = append([]validate.Tmpfs{{Target: "/tmp", Size: validate.DefaultTmp(s.Memory)}}, list...)
 	}
@@ -366,12 +439,8 @@ func (b *boxFlags) memoryFiles(s *runner.Spec) error {
 // and, for root, nobody else can reach what hostile code makes in it (S1: a
 // setuid file made by root in the box is setuid root on the host).
 func (b *boxFlags) workspaceDir(dir string) error {
-	st, err := os.Stat(dir)
-	if err != nil {
+	if err := isDir("--workspace", dir); err != nil {
 		return err
-	}
-	if !st.IsDir() {
-		return &validate.Error{Field: "--workspace", Value: dir, Reason: "not a directory", Fix: "name a directory"}
 	}
 	if os.Geteuid() != 0 || b.rootWorkspace || !othersCanEnter(dir) {
 		return nil
@@ -381,6 +450,14 @@ func (b *boxFlags) workspaceDir(dir string) error {
 		Reason: "as root, a file that the box makes here could be run by other users with root's rights",
 		Fix:    "make the directory or one above it private (chmod 700), or add --allow-root-workspace if no other user's programs run on this machine",
 	}
+}
+
+func isDir(field, dir string) error {
+	st, err := os.Stat(dir)
+	if err == nil && !st.IsDir() {
+		err = &validate.Error{Field: field, Value: dir, Reason: "not a directory", Fix: "name a directory"}
+	}
+	return err
 }
 
 func othersCanEnter(dir string) bool {

@@ -36,7 +36,6 @@ type app struct {
 	err    *os.File
 	env    func(string) string
 	global globalFlags
-	json   bool
 }
 
 // globalFlags belong to every command.
@@ -154,7 +153,7 @@ run: the code itself, or the sandbox.`,
 	root.SetHelpCommandGroupID(groupHost)
 	root.SetCompletionCommandGroupID(groupHost)
 	a.addGlobalFlags(root)
-	root.AddCommand(a.runCommand(), a.imageCommand(), a.sweepCommand(), a.configCommand(), a.explainCommand(), a.schemaCommand(), a.versionCommand(), a.manCommand())
+	root.AddCommand(a.runCommand(), a.imageCommand(), a.compileCommand(), a.sweepCommand(), a.configCommand(), a.explainCommand(), a.schemaCommand(), a.versionCommand(), a.manCommand())
 	root.AddCommand(a.helpTopics()...)
 	root.SetHelpFunc(a.help)
 	root.SetUsageFunc(func(c *cobra.Command) error { a.help(c, nil); return nil })

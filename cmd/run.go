@@ -28,6 +28,7 @@ type runOpts struct {
 	box              boxFlags
 	code, file, lang string
 	hasCode, hasFile bool
+	plan             bool
 	argv             []string
 }
 
@@ -60,7 +61,8 @@ call, 126/127 not executable/not found, 125 the box never started.`,
 	f.StringVarP(&o.code, "code", "c", "", "run `CODE`; what follows are its arguments")
 	f.StringVarP(&o.file, "file", "f", "", "run `FILE`, or - for standard input; what follows are its arguments")
 	f.StringVar(&o.lang, "lang", "", "run it as `NAME`: python, node, bash, sh (else: by the file's ending)")
-	for _, n := range []string{"code", "file", "lang"} {
+	f.BoolVar(&o.plan, "plan", false, "show what would be started, and start nothing")
+	for _, n := range []string{"code", "file", "lang", "plan"} {
 		f.SetAnnotation(n, flagGroup, []string{inCode})
 	}
 	o.box.add(c)
@@ -87,7 +89,7 @@ func (o *runOpts) run(c *cobra.Command) error {
 	if err != nil && res == nil {
 		res = runner.Refused(err)
 	}
-	if a.global.json {
+	if a.global.json && res != nil {
 		if werr := res.WriteJSON(a.out); werr != nil {
 			if errors.Is(werr, unix.EPIPE) {
 				return &exitError{code: 141}
@@ -105,17 +107,43 @@ func (o *runOpts) run(c *cobra.Command) error {
 	if report != nil {
 		report()
 	}
-	if res.Status == 0 {
+	if res == nil || res.Status == 0 { // nil: a plan was all
 		return nil
 	}
 	return &exitError{code: res.Status}
 }
+
+// writePlan says what would be started.
+func (o *runOpts) writePlan(ctx context.Context, budget *runner.Budget, dirs runner.Dirs, s *runner.Spec) error {
+	if o.box.tty && !s.UseTTY(o.in, nil) {
+		return errNoAgent
+	}
+	p, err := runner.NewPlan(ctx, budget, dirs, s)
+	if err != nil {
+		return err
+	}
+	write := p.WriteText
+	if o.global.json {
+		write = p.WriteJSON
+	}
+	if err := write(o.out); errors.Is(err, unix.EPIPE) {
+		return &exitError{code: 141}
+	} else if err != nil {
+		return fmt.Errorf("the plan could not be written: %w", err)
+	}
+	return nil
+}
+
+var errNoAgent = errors.New("-t needs the program that runs in the box, and this build carries none; make build gives one that does")
 
 // execute does the work; report prints what a person should know beside the
 // output.
 func (o *runOpts) execute(c *cobra.Command, sigs chan os.Signal) (res *runner.Result, report func(), err error) {
 	a := o.app
 	ctx := c.Context()
+	if o.plan && a.global.result != "" {
+		return nil, nil, &validate.Error{Field: "--plan", Value: "--result", Reason: "nothing is run, so there is no result", Fix: "leave out --result; --json gives the plan as a document"}
+	}
 	if err := a.configure(c, &o.box); err != nil {
 		return nil, nil, err
 	}
@@ -156,6 +184,9 @@ func (o *runOpts) execute(c *cobra.Command, sigs chan os.Signal) (res *runner.Re
 	}
 	if err != nil {
 		return nil, nil, err
+	}
+	if o.plan {
+		return nil, nil, o.writePlan(ctx, budget, dirs, s)
 	}
 	if output != nil {
 		defer output.Close()
@@ -286,6 +317,9 @@ func (o *runOpts) prepare(ctx context.Context, budget *runner.Budget, dirs runne
 		}
 	}
 	s.Kern, err = a.findKern(ctx, dirs)
+	if err == nil && o.box.pycCache == "auto" && isPython(s.Argv) {
+		s.Compiler = []string{"--kern", s.Kern.Path, compileName}
+	}
 	return s, program, err
 }
 
@@ -313,7 +347,7 @@ func (o *runOpts) openTTY(s *runner.Spec) (*term.Session, error) {
 	s.Kill, s.Stdin = kill, nil
 	if !s.UseTTY(session.Slave, session.Start) {
 		session.Close()
-		return nil, errors.New("-t needs the program that runs in the box, and this build carries none; make build gives one that does")
+		return nil, errNoAgent
 	}
 	return session, nil
 }

@@ -35,6 +35,7 @@ var keyRules = map[string]struct {
 	"pull-timeout":  {check: check(validate.ParseDuration)},
 	"image":         {check: validate.ImageRef},
 	"pull":          {check: oneOf("missing", "never", "always")},
+	"pyc-cache":     {check: oneOf("auto", "off")},
 	"limits":        {check: oneOf("auto", "kern", "own", "off")},
 	"network":       {check: oneOf("none", "host"), safe: func(v string) bool { return v == "none" }},
 	"color":         {check: oneOf("auto", "always", "never")},

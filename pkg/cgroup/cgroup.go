@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -38,6 +39,7 @@ type Group struct {
 
 	memory, cpu *node // where memory is capped and CPU time is counted, or nil
 	oom         atomic.Bool
+	cool        func() // ends what warm began
 }
 
 // node is one directory of a group.
@@ -86,7 +88,7 @@ func (s *system) create(name string, l Limits) (*Group, Bound, error) {
 		{controller: "cpu", wanted: l.CPUs > 0, bound: &b.CPU, set: func(n *node) error { return n.capCPU(l.CPUs) }},
 	}
 	caps = slices.DeleteFunc(caps, func(c *request) bool { return !c.wanted })
-	g := &Group{sys: s, name: name}
+	g := &Group{sys: s, name: name, cool: func() {}}
 	trees, err := s.trees()
 	if err != nil {
 		b.Reason = err.Error()
@@ -112,6 +114,7 @@ func (s *system) create(name string, l Limits) (*Group, Bound, error) {
 		}
 	}
 	g.countCPU(trees)
+	g.warm(trees)
 	return g, b, nil
 }
 
@@ -199,6 +202,7 @@ func (g *Group) make(t *tree, parent string) (*node, error) {
 // looks at where the kernel then says they are. What they fork from then on is
 // born there. An error means that the caps do not hold for all of it.
 func (g *Group) Add(pid int) error {
+	g.cool()
 	if g.memory != nil {
 		// A process with the least score is one that the kernel never kills, and
 		// the box inherits ours.
@@ -210,6 +214,45 @@ func (g *Group) Add(pid int) error {
 		}
 	}
 	return g.add(pid, 0)
+}
+
+// warmEvery is shorter than an RCU grace period, warmTime longer than kern
+// takes to build a box.
+const (
+	warmEvery = 3 * time.Millisecond
+	warmTime  = 500 * time.Millisecond
+)
+
+// warm spares Add a wait. The kernel's lock against forks while a process is
+// moved is made for readers: the first to write it waits for a grace period,
+// 10 to 30 ms, and those who come soon after it do not. So from Create until
+// Add, while kern builds the box, we move ourselves to where we are, which
+// takes the lock and changes nothing.
+func (g *Group) warm(trees []*tree) {
+	var own string
+	for _, t := range trees {
+		if t.key == g.nodes[0].key {
+			own = t.own
+		}
+	}
+	done := make(chan struct{})
+	g.cool = sync.OnceFunc(func() { close(done) })
+	go func() {
+		self := strconv.Itoa(os.Getpid())
+		end := time.Now().Add(warmTime)
+		tick := time.NewTicker(warmEvery)
+		defer tick.Stop()
+		for time.Now().Before(end) {
+			if writeFile(own+"/cgroup.procs", self) != nil {
+				return
+			}
+			select {
+			case <-done:
+				return
+			case <-tick.C:
+			}
+		}
+	}()
 }
 
 // maxDepth bounds how deep a family is followed. What waits at kern's gate is
@@ -384,6 +427,7 @@ func (g *Group) killOne(n *node, pid int) {
 // Remove removes the group's directories, and waits up to 200 ms for processes
 // that are just ending. It does not kill. Safe to call twice.
 func (g *Group) Remove() error {
+	g.cool()
 	end := time.Now().Add(removeTime)
 	var left []*node
 	var err error
@@ -434,7 +478,7 @@ func (s *system) sweep(name string) {
 	if err != nil {
 		return
 	}
-	g := &Group{sys: s, name: name}
+	g := &Group{sys: s, name: name, cool: func() {}}
 	for _, t := range trees {
 		for _, dir := range s.search(t, name) {
 			g.nodes = append(g.nodes, &node{dir: dir, v2: t.v2, key: t.key})

@@ -18,12 +18,14 @@ type system struct {
 	root         string // put before every path; empty on a real machine
 	euid         int
 	mkdir, rmdir func(path string) error
+	access       func(path string) error // nil where we may write
 }
 
 var host = &system{
-	euid:  os.Geteuid(),
-	mkdir: func(p string) error { return unix.Mkdir(p, 0o755) },
-	rmdir: unix.Rmdir,
+	euid:   os.Geteuid(),
+	mkdir:  func(p string) error { return unix.Mkdir(p, 0o755) },
+	rmdir:  unix.Rmdir,
+	access: func(p string) error { return unix.Faccessat(unix.AT_FDCWD, p, unix.W_OK, unix.AT_EACCESS) },
 }
 
 // tree is one mounted cgroup hierarchy.
@@ -255,20 +257,26 @@ func below(dir string, f func(string)) {
 	walk(dir)
 }
 
-// children lists the processes that a process has forked.
+// children lists the processes that a process has forked, by any of its
+// threads.
 func (s *system) children(pid int) []int {
+	var out []int
 	id := strconv.Itoa(pid)
-	if text, err := readFile(s.root + "/proc/" + id + "/task/" + id + "/children"); err == nil {
-		var out []int
+	threads, _ := os.ReadDir(s.root + "/proc/" + id + "/task")
+	known := false
+	for _, t := range threads {
+		text, err := readFile(s.root + "/proc/" + id + "/task/" + t.Name() + "/children")
+		known = known || err == nil
 		for _, f := range strings.Fields(text) {
 			if n, err := strconv.Atoi(f); err == nil {
 				out = append(out, n)
 			}
 		}
+	}
+	if known || len(threads) == 0 {
 		return out
 	}
 	// A kernel built without CONFIG_PROC_CHILDREN.
-	var out []int
 	entries, _ := os.ReadDir(s.root + "/proc")
 	for _, e := range entries {
 		n, err := strconv.Atoi(e.Name())

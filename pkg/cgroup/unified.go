@@ -7,8 +7,6 @@ import (
 	"slices"
 	"strings"
 	"syscall"
-
-	"golang.org/x/sys/unix"
 )
 
 // above lists the directories of a unified tree below which a group can be
@@ -54,9 +52,9 @@ func (s *system) placeUnified(t *tree, caps []*request) (parent string) {
 		switch {
 		case best[c.controller]:
 		case parent != "" && t.own == t.mount:
-			c.err = fmt.Errorf("our own cgroup is the root of all we can see, and holds processes: it cannot hand the %s controller down", c.controller)
+			c.err = errors.New("our own cgroup is the top of all that is visible here, and has processes: nothing can be capped below it")
 		case parent != "":
-			c.err = fmt.Errorf("cgroup %s does not hand the %s controller down", t.rel(parent), c.controller)
+			c.err = fmt.Errorf("cgroup %s does not hand this controller down", t.rel(parent))
 		case why != nil:
 			c.err = why
 		default:
@@ -70,10 +68,10 @@ func (s *system) placeUnified(t *tree, caps []*request) (parent string) {
 // moved into it from our own cgroup: the kernel wants the common ancestor's
 // process list to be writable.
 func (s *system) usable(dir string) error {
-	if err := unix.Faccessat(unix.AT_FDCWD, dir, unix.W_OK, unix.AT_EACCESS); err != nil {
+	if err := s.access(dir); err != nil {
 		return err
 	}
-	return unix.Faccessat(unix.AT_FDCWD, dir+"/cgroup.procs", unix.W_OK, unix.AT_EACCESS)
+	return s.access(dir + "/cgroup.procs")
 }
 
 // handedDown says which of the controllers a directory's children get.

@@ -53,7 +53,7 @@ func (s *Spec) argv(name string, mounts []placed, envFD int) ([]string, error) {
 	default:
 		// Pulling is ours (it has its own budget), so kern never does.
 		a = append(a, "--image", s.Image, "--pull", "never")
-		if len(s.Code) > 0 {
+		if len(s.Code) > 0 || s.prepares {
 			// An image's ENTRYPOINT would be put before our own program.
 			a = append(a, "--entrypoint", "")
 		}

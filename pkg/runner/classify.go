@@ -38,7 +38,6 @@ type evidence struct {
 
 	// For messages alone.
 	timeout, startTimeout time.Duration
-	memoryAsked           bool
 	argv0, root           string
 	notes                 string // kern's own sentence, already made safe to print
 }

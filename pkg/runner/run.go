@@ -64,6 +64,7 @@ type run struct {
 	peak     int64 // of our own cgroup, in bytes
 	errMark  int64 // bytes of stderr that the code can have written; -1: not known
 	cgroup   *peakReader
+	deps     *depsRecord // held while the box may use what a setup made
 	caps     caps
 	reported []string
 }
@@ -95,14 +96,25 @@ func (r *run) do(ctx context.Context) (*Result, error) {
 		return nil, fmt.Errorf("cannot make a directory for the run: %w", err)
 	}
 	defer r.removeDir()
-	ws, code, env, err := r.lay()
+	ws, spent, err := r.prepareWorkspace(ctx)
+	defer r.deps.close()
+	if errors.Is(err, errInterrupted) {
+		return r.result(), nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if spent {
+		var cancel context.CancelFunc
+		r.budget, cancel = NewBudget(ctx, s.StartTimeout)
+		defer cancel()
+	}
+	compile := r.adoptBytecode(base, ws)
+	code, env, err := r.lay()
 	if err != nil {
 		return nil, err
 	}
 	name := boxName()
-	if s.Workspace == "" {
-		r.boundFiles(ws)
-	}
 	r.placed = s.place(ws, code)
 	argv, err := s.argv(name, r.placed, fdEnv)
 	if err != nil {
@@ -138,8 +150,17 @@ func (r *run) do(ctx context.Context) (*Result, error) {
 			go r.stdout.run()
 			go r.stderr.run()
 		}
-		go sweep(base)
+		swept := make(chan struct{})
+		go func() { sweep(base); close(swept) }()
 		r.awaitEnd(ctx)
+		defer func() {
+			// A box of a run that was killed has to be ended by this start, short
+			// as its own box may live.
+			select {
+			case <-swept:
+			case <-time.After(sweepTime):
+			}
+		}()
 	} else {
 		close(r.stdout.done)
 		close(r.stderr.done)
@@ -158,6 +179,9 @@ func (r *run) do(ctx context.Context) (*Result, error) {
 		if _, err := os.Lstat(filepath.Join(ws, name)); err == nil {
 			r.reported = append(r.reported, fmt.Sprintf("the run made %s in the workspace; programs on this machine may obey it", name))
 		}
+	}
+	if compile && r.ev.ran && r.ev.stop == stopNone {
+		r.startCompiler()
 	}
 	return res, nil
 }
@@ -182,28 +206,22 @@ func (r *run) boundFiles(ws string) {
 	r.spec.Ulimits = append(r.spec.Ulimits, "fsize="+strconv.FormatInt(max(most, 1<<20), 10))
 }
 
-// lay makes what the box is built from: its workspace, the code, and its
+// lay makes what the box is built from beside its workspace: the code, and its
 // environment in memory that has no name.
-func (r *run) lay() (ws, code string, env *os.File, err error) {
+func (r *run) lay() (code string, env *os.File, err error) {
 	s := r.spec
-	ws = s.Workspace
-	if ws == "" {
-		if ws, err = r.dir.mkdir("workspace", 0o755); err != nil {
-			return "", "", nil, err
-		}
-	}
 	if len(s.Code) > 0 {
 		if code, err = r.dir.mkdir("code", 0o755); err != nil {
-			return "", "", nil, err
+			return "", nil, err
 		}
 		for _, f := range s.Code {
 			if err = r.dir.write("code/"+f.Name, f.mode(), f.Content); err != nil {
-				return "", "", nil, err
+				return "", nil, err
 			}
 		}
 	}
 	env, err = secretFile(validate.EncodeEnvFile(s.Env))
-	return ws, code, env, err
+	return code, env, err
 }
 
 // secretFile puts bytes where only this process and those it hands the
@@ -687,6 +705,9 @@ func (r *run) clearPrivilege(ws string) {
 		}
 	}
 }
+
+// sweepTime is how long the end of a run waits for a sweep that is not done.
+const sweepTime = 50 * time.Millisecond
 
 // removeTime is how long the caller waits for the run's directory to go; less
 // when the box was stopped, and has taken its time already.

@@ -45,7 +45,16 @@ type Spec struct {
 	// directory that is removed afterwards. KeepsSetuid leaves setuid bits and
 	// file capabilities in it alone (rule S1 clears them when we are root).
 	Workspace string
-	Mounts    []validate.Mount
+	// CopyOf is the host directory that the private workspace begins as a copy
+	// of; "" begins it empty.
+	CopyOf string
+	// Setup readies the workspace before the run; nil for nothing to do.
+	// DepsWritable lets the box change what a setup installed.
+	Setup        *Setup
+	DepsWritable bool
+	// prepares marks a box that is such a setup itself.
+	prepares bool
+	Mounts   []validate.Mount
 	// Watch are names directly below the workspace that were not there: it is
 	// reported when the run made one (rule S2).
 	Watch []string
@@ -116,6 +125,11 @@ type Spec struct {
 	// started again calls SweepInherited. A directory that takes more than two
 	// seconds to delete is left to it. Nil: the deletion is waited for.
 	Sweeper []string
+	// Compiler is the command line, without the program, with which this program
+	// started again calls CompileInBackground; the image is added. With it the box
+	// gets the bytecode of its image's Python library where there is some, and
+	// where there is none it is made once the run has ended. Nil: neither.
+	Compiler []string
 
 	// Progress is told of a step that may take longer than a second, and
 	// returns what ends it. Nil: nobody wants to know.

@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 	"unsafe"
@@ -21,6 +22,8 @@ import (
 
 // The death signal belongs to a thread, so all steps run on the first one.
 func init() { runtime.LockOSThread() }
+
+var spun uint64
 
 // Each step takes its arguments from the command line, in order.
 func main() {
@@ -61,7 +64,8 @@ func main() {
 			check(err)
 			time.Sleep(d)
 		case "spin":
-			for { //nolint:revive // burning CPU is the point
+			for {
+				atomic.AddUint64(&spun, 1)
 			}
 		case "exit":
 			os.Exit(number(next()))
