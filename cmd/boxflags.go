@@ -108,8 +108,8 @@ func (b *boxFlags) add(c *cobra.Command) {
 	f.StringArrayVar(&b.ulimits, "ulimit", nil, "set a resource limit, `NAME=SOFT[:HARD]`")
 	f.StringVar(&b.fitCPUs, "fit-cpus", "", "let programs see as many CPUs as --cpus gives; java,node,make add their own settings (`FOR`)")
 	f.Lookup("fit-cpus").NoOptDefVal = "all"
-	in(inLimits, "memory", "cpus", "pids-limit", "timeout", "max-output", "require-limits")
-	in(inAdvanced, "start-timeout", "limits", "cpuset-cpus", "ulimit", "fit-cpus")
+	in(inLimits, "memory", "cpus", "pids-limit", "timeout", "require-limits")
+	in(inAdvanced, "start-timeout", "max-output", "limits", "cpuset-cpus", "ulimit", "fit-cpus")
 
 	f.StringVar(&b.network, "network", "none", "network `MODE`: none, or host, this machine's own with its loopback")
 	f.StringArrayVar(&b.egress, "egress-allow", nil, "let the box reach these domains by HTTP, `A,B`, and nothing else")

@@ -197,6 +197,9 @@ func (a *app) addGlobalFlags(root *cobra.Command) {
 	f.Var(&helpValue{}, "help", "show this help; --help=all shows every flag")
 	f.Lookup("help").NoOptDefVal = "true"
 	f.Lookup("help").Shorthand = "h"
+	for _, n := range []string{"kern", "raw", "color", "preset"} {
+		f.SetAnnotation(n, flagGroup, []string{inAdvanced})
+	}
 	root.RegisterFlagCompletionFunc("color", cobra.FixedCompletions([]cobra.Completion{"auto", "always", "never"}, cobra.ShellCompDirectiveNoFileComp))
 	root.RegisterFlagCompletionFunc("preset", a.completePresets)
 	root.RegisterFlagCompletionFunc("config", cobra.FixedCompletions([]cobra.Completion{"toml"}, cobra.ShellCompDirectiveFilterFileExt))

@@ -62,9 +62,10 @@ call, 126/127 not executable/not found, 125 the box never started.`,
 	f.StringVarP(&o.file, "file", "f", "", "run `FILE`, or - for standard input; what follows are its arguments")
 	f.StringVar(&o.lang, "lang", "", "run it as `NAME`: python, node, bash, sh (else: by the file's ending)")
 	f.BoolVar(&o.plan, "plan", false, "show what would be started, and start nothing")
-	for _, n := range []string{"code", "file", "lang", "plan"} {
+	for _, n := range []string{"code", "file", "lang"} {
 		f.SetAnnotation(n, flagGroup, []string{inCode})
 	}
+	f.SetAnnotation("plan", flagGroup, []string{inAdvanced})
 	o.box.add(c)
 	c.RegisterFlagCompletionFunc("code", cobra.NoFileCompletions)
 	c.RegisterFlagCompletionFunc("lang", cobra.FixedCompletions(interp.Languages(), cobra.ShellCompDirectiveNoFileComp))
@@ -399,6 +400,7 @@ func (o *runOpts) hint(s *runner.Spec, p *interp.Program, res *runner.Result, re
 	if s.Stdin == nil && s.TTY == nil && o.file != "-" {
 		f.StdinWaiting = stdinWaiting(o.in)
 	}
+	f.ColdImage = res.ColdImage
 	f.Stderr = res.StderrHead()
 	f.CIOrders = show.gaveOrders()
 	f.SecretFlag = o.box.secretOnTheCommandLine()

@@ -200,8 +200,14 @@ func Precompile(ctx context.Context, k *kernbin.Kern, dirs Dirs, ref, as string,
 	}
 	defer func() { err = errors.Join(err, dir.remove(removeTime, nil)) }()
 	tree := filepath.Join(dir.path, "context", "tree")
-	if err := os.MkdirAll(tree, 0o755); err != nil {
-		return 0, err
+	for _, d := range []string{"context", "context/tree"} {
+		at, err := dir.mkdir(d, 0o755)
+		if err == nil {
+			err = os.Chmod(at, 0o755) // kern gives the mode to the image's own
+		}
+		if err != nil {
+			return 0, err
+		}
 	}
 	if files, err = images.Unpack(out, tree, true); err != nil {
 		return 0, err

@@ -69,11 +69,11 @@ func TestFakeKern(t *testing.T) {
 	}
 }
 
-// TestFakeKernWithoutGate: a kern that does not wait still has its verdict, and
-// what it printed is somewhere.
+// TestFakeKernWithoutGate: a kern that does not wait at the gate is refused:
+// its box could not be found again if we were killed.
 func TestFakeKernWithoutGate(t *testing.T) {
 	res := runFake(t, "no-gate", nil)
-	if res.Status == 0 {
+	if res.Status != 125 || res.Fault == nil || res.Fault.Type != StartupFailed {
 		t.Error(describe(res))
 	}
 }

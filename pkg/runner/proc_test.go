@@ -72,6 +72,12 @@ func TestChildren(t *testing.T) {
 	if len(kids) != 1 || !slices.Equal(kids, scan) || strings.TrimSpace(string(buf[:n])) == "" {
 		t.Errorf("children %v, by scan %v", kids, scan)
 	}
+	for range 500 { // until it is sleep, and no longer a copy of the shell
+		if !catches(kids[0], unix.SIGTERM) {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
 	if !catches(c.Process.Pid, unix.SIGTERM) || catches(kids[0], unix.SIGTERM) {
 		t.Error("the wrong one catches TERM")
 	}

@@ -57,6 +57,10 @@ type Result struct {
 	// Notes are for a person: what we did to the host's files after the run.
 	Notes []string `json:"-"`
 
+	// ColdImage says that the start budget ran out with an image that was
+	// unpacked within the last minutes, so that no read of it was fast yet.
+	ColdImage bool `json:"-"`
+
 	head []byte
 }
 

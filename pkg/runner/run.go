@@ -21,6 +21,10 @@ import (
 	"github.com/kern-sbx/kern-sbx/pkg/workspace"
 )
 
+// coldImage is how long after its unpacking a first read of an image explains a
+// slow start.
+const coldImage = 10 * time.Minute
+
 // grace is how long a command that catches the signal sent to us may take to
 // end by itself.
 const grace = 2 * time.Second
@@ -174,6 +178,7 @@ func (r *run) do(ctx context.Context) (*Result, error) {
 	}
 	r.settle(ctx)
 	res := r.result()
+	res.ColdImage = r.ev.stop == stopStart && !r.unpacked.IsZero() && time.Since(r.unpacked) < coldImage
 	r.clearPrivilege(ws)
 	for _, name := range s.Watch {
 		if _, err := os.Lstat(filepath.Join(ws, name)); err == nil {
@@ -271,12 +276,8 @@ func relayStdin(from, to *os.File) {
 	to.Close()
 }
 
-// While kern builds, its stderr is emptied this often, lest it fill. A kern that
-// does not say that the box waits at the gate is looked after from findAfter on.
-const (
-	lookEvery = 50 * time.Millisecond
-	findAfter = time.Second
-)
+// lookEvery is how often kern's stderr is emptied while it builds, lest it fill.
+const lookEvery = 50 * time.Millisecond
 
 // awaitStart waits until the command runs. Before it lets it start, it has
 // found and recorded PID 1 of the box, and has taken from stderr what kern
@@ -285,17 +286,22 @@ func (r *run) awaitStart(ctx context.Context) bool {
 	b := r.box
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
-	for begun, parked := time.Now(), b.alive.parked; b.wfd < 0; {
+	for b.wfd < 0 {
 		select {
-		case <-parked:
+		case <-b.alive.parked:
+			// Not sooner: until then kern is still mounting.
 			if !b.findInit() {
-				parked = nil // looked for again at the next tick
+				r.ev.startErr = errors.New("the first process of the box cannot be found")
+				return false
 			}
 		case <-tick.C:
-			if b.alive.ack.Load() && time.Since(begun) > findAfter && b.findInit() {
-				break
-			}
 			drainNow(b.stderr, r.notes, notesLimit)
+		case <-b.alive.closed:
+			// It failed, or it does not know the gate.
+			if !b.waitExit(drainTime) {
+				r.ev.startErr = fmt.Errorf("%s starts the command of a box at once; kern-sbx needs one that waits for it", r.spec.Kern.Path)
+			}
+			return false
 		case <-b.exited:
 			return false
 		case <-r.budget.ctx.Done():
