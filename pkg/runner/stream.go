@@ -37,6 +37,10 @@ func newRelay(src *os.File, out io.Writer, keep *capture, limit int64) *relay {
 // sniffed is how much of a stream's beginning hints may look at.
 const sniffed = 8 << 10
 
+// pipeRoom is the capacity asked for of the pipes of a spliced stream: what any
+// user may have (fs.pipe-max-size).
+const pipeRoom = 1 << 20
+
 // relayBuffer is the size of one read. Larger gains nothing: a pipe holds
 // 64 KiB unless it was made larger.
 const relayBuffer = 128 << 10
@@ -115,6 +119,11 @@ func (r *relay) splice(out *os.File) (finished bool) {
 	if err != nil || oc.Control(func(fd uintptr) { dst = int(fd) }) != nil {
 		return false
 	}
+	// Room for more than the 64 KiB of a new pipe, on both sides: fewer switches
+	// between the three processes. Where the user's share of pipe memory is used
+	// up, it stays as it was.
+	unix.FcntlInt(uintptr(dst), unix.F_SETPIPE_SZ, pipeRoom)
+	in.Control(func(fd uintptr) { unix.FcntlInt(fd, unix.F_SETPIPE_SZ, pipeRoom) })
 	unsupported := false
 	for {
 		var n int64

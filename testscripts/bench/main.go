@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -48,18 +49,18 @@ func bench(sbx, kern, bare, wheel string, rounds int, size int64) error {
 		return err
 	}
 	defer os.RemoveAll(root)
-	// The same box for raw kern as kern-sbx makes: a skeleton with /usr in it.
-	raw, err := rawKern(kern, root)
+	abs := func(p string) string { a, _ := filepath.Abs(p); return a }
+	sbx = abs(sbx)
+	raw, err := rawKern(sbx, root)
 	if err != nil {
 		return err
 	}
-	abs := func(p string) string { a, _ := filepath.Abs(p); return a }
-	sbx = abs(sbx)
 	fixed := func(argv ...string) func(int) []string { return func(int) []string { return argv } }
 	all := []*contender{
 		{name: "bare Go: fork, exec, wait for `true`", argv: fixed(abs(bare))},
 		{name: "raw `kern box … -- true`", argv: raw("true")},
 		{name: "`kern-sbx run -- true`", argv: fixed(sbx, "run", "-q", "--image", "host", "--", "true")},
+		{name: "`kern-sbx run --limits kern -- true`", argv: fixed(sbx, "run", "-q", "--limits", "kern", "--image", "host", "--", "true")},
 		{name: "raw `kern box … -- python3 -c 'print(1)'`", argv: raw("python3", "-c", "print(1)")},
 		{name: "`kern-sbx run -c 'print(1)'`", argv: fixed(sbx, "run", "-q", "--image", "host", "-c", "print(1)")},
 		bwrap(),
@@ -130,39 +131,43 @@ func at(c *contender, percent int) float64 {
 	return float64(t[len(t)*percent/100]) / float64(time.Millisecond)
 }
 
-// rawKern gives the command line of a box like kern-sbx's, without kern-sbx.
-func rawKern(kern, dir string) (func(...string) func(int) []string, error) {
-	skeleton, ws := filepath.Join(dir, "root"), filepath.Join(dir, "ws")
-	for _, d := range []string{"usr", "etc", "proc", "sys", "dev", "tmp", "workspace", "root", "run", "var"} {
-		if err := os.MkdirAll(filepath.Join(skeleton, d), 0o755); err != nil {
-			return nil, err
-		}
-	}
+// rawKern gives the command lines of the boxes that kern-sbx would start, as its
+// own plan says, for kern without kern-sbx.
+func rawKern(sbx, dir string) (func(...string) func(int) []string, error) {
+	ws, env := filepath.Join(dir, "ws"), filepath.Join(dir, "env")
 	if err := os.Mkdir(ws, 0o755); err != nil {
 		return nil, err
 	}
-	for _, l := range []string{"bin", "sbin", "lib", "lib32", "lib64"} {
-		if to, err := os.Readlink("/" + l); err == nil {
-			if err := os.Symlink(to, filepath.Join(skeleton, l)); err != nil {
-				return nil, err
-			}
-		}
-	}
-	if b, err := os.ReadFile("/etc/ld.so.cache"); err == nil {
-		if err := os.WriteFile(filepath.Join(skeleton, "etc/ld.so.cache"), b, 0o644); err != nil {
-			return nil, err
-		}
+	if err := os.WriteFile(env, []byte("PATH='/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin'\n"), 0o600); err != nil {
+		return nil, err
 	}
 	n := 0
 	return func(cmd ...string) func(int) []string {
+		out, err := exec.Command(sbx, append([]string{"run", "--plan", "--json", "--image", "host", "--"}, cmd...)...).Output()
+		var plan struct {
+			Boxes []struct{ Argv []string }
+		}
+		if err == nil {
+			err = json.Unmarshal(out, &plan)
+		}
+		if err != nil || len(plan.Boxes) == 0 || len(plan.Boxes[0].Argv) == 0 {
+			fmt.Fprintln(os.Stderr, "bench: no plan:", err)
+			os.Exit(1)
+		}
+		argv := plan.Boxes[0].Argv
+		for i, a := range argv {
+			if src, ok := strings.CutPrefix(a, "type=bind,src="); ok && strings.HasSuffix(src, "/workspace,dst=/workspace") {
+				argv[i] = "type=bind,src=" + ws + ",dst=/workspace"
+			}
+			if a == "--env-file" {
+				argv[i+1] = env
+			}
+		}
 		return func(int) []string {
 			n++
-			return append([]string{
-				kern, "box", fmt.Sprintf("kern-sbx-bench-%d-%d", os.Getpid(), n), "--rootfs", skeleton, "--read-only", "--quiet",
-				"--mount", "type=bind,src=/usr,dst=/usr,ro", "--mount", "type=bind,src=" + ws + ",dst=/workspace", "--workdir", "/workspace",
-				"--cap-drop", "ALL", "--no-uid-range", "--tmpfs", "/tmp:64m", "--memory", "512m", "--pids-limit", "256",
-				"--timeout", "32", "--stop-timeout", "0", "--",
-			}, cmd...)
+			argv := slices.Clone(argv)
+			argv[2] = fmt.Sprintf("kern-sbx-bench-%d-%d", os.Getpid(), n)
+			return argv
 		}
 	}, nil
 }
