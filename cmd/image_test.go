@@ -34,11 +34,32 @@ type imageBench struct {
 	out, err string
 }
 
-func newImageBench(t *testing.T) *imageBench {
-	t.Helper()
+// TestImage holds the tests that share one program.
+func TestImage(t *testing.T) {
 	if os.Getenv("KERN_BIN") == "" {
 		t.Skip("KERN_BIN is not set")
 	}
+	bin := buildProgram(t)
+	for _, c := range []struct {
+		name string
+		run  func(*testing.T, string)
+	}{
+		{"Digest", testImageDigest},
+		{"TagMoved", testImageTagMoved},
+		{"RegistryFails", testImageRegistryFails},
+		{"SlowPull", testImageSlowPull},
+		{"Interrupted", testImageInterrupted},
+		{"LoadListRemove", testImageLoadListRemove},
+		{"NeedsNoKern", testImageNeedsNoKern},
+		{"Bytecode", testBytecode},
+		{"Precompile", testPrecompile},
+	} {
+		t.Run(c.name, func(t *testing.T) { c.run(t, bin) })
+	}
+}
+
+func newImageBench(t *testing.T, bin string) *imageBench {
+	t.Helper()
 	files := imagetest.Busybox("sh", "cat", "echo", "sleep", "true")
 	if files == nil {
 		t.Skip("this machine has no static busybox")
@@ -68,7 +89,7 @@ func newImageBench(t *testing.T) *imageBench {
 			t.Fatal(err)
 		}
 	}
-	b := &imageBench{t: t, bin: buildProgram(t), dir: dir, image: i}
+	b := &imageBench{t: t, bin: bin, dir: dir, image: i}
 	b.serve(&imagetest.Registry{})
 	return b
 }
@@ -156,9 +177,9 @@ func other(t *testing.T, i *imagetest.Image, text string) *imagetest.Image {
 	return o
 }
 
-// TestImageDigest: a run reports a digest when it is known, and never another.
-func TestImageDigest(t *testing.T) {
-	b := newImageBench(t)
+// testImageDigest: a run reports a digest when it is known, and never another.
+func testImageDigest(t *testing.T, bin string) {
+	b := newImageBench(t, bin)
 	first := b.registry.Put("x", "1", b.image)
 	ref := b.host + "/x:1"
 
@@ -213,10 +234,10 @@ func TestImageDigest(t *testing.T) {
 	b.says(b.err, "could not be pulled")
 }
 
-// TestImageTagMoved: the tag is moved while kern pulls, so nobody knows which of
+// testImageTagMoved: the tag is moved while kern pulls, so nobody knows which of
 // the two it got.
-func TestImageTagMoved(t *testing.T) {
-	b := newImageBench(t)
+func testImageTagMoved(t *testing.T, bin string) {
+	b := newImageBench(t, bin)
 	var heads atomic.Int32
 	r := &imagetest.Registry{}
 	r.Before = func(_ http.ResponseWriter, q *http.Request) bool {
@@ -238,10 +259,10 @@ func TestImageTagMoved(t *testing.T) {
 	b.says(b.out, `"digest": null`)
 }
 
-// TestImageRegistryFails: each way in which a registry does not give an image is
+// testImageRegistryFails: each way in which a registry does not give an image is
 // a refusal of a run and a failure of a pull, in time and in one line.
-func TestImageRegistryFails(t *testing.T) {
-	b := newImageBench(t)
+func testImageRegistryFails(t *testing.T, bin string) {
+	b := newImageBench(t, bin)
 	for _, c := range []struct {
 		name   string
 		ref    string
@@ -314,9 +335,9 @@ func TestImageRegistryFails(t *testing.T) {
 	}
 }
 
-// TestImageSlowPull: the time of a pull is not that of the start.
-func TestImageSlowPull(t *testing.T) {
-	b := newImageBench(t)
+// testImageSlowPull: the time of a pull is not that of the start.
+func testImageSlowPull(t *testing.T, bin string) {
+	b := newImageBench(t, bin)
 	b.serve(&imagetest.Registry{Before: func(_ http.ResponseWriter, q *http.Request) bool {
 		if strings.Contains(q.URL.Path, "/blobs/") {
 			time.Sleep(1500 * time.Millisecond)
@@ -330,9 +351,9 @@ func TestImageSlowPull(t *testing.T) {
 	}
 }
 
-// TestImageInterrupted: Ctrl-C ends a pull, and kern with it.
-func TestImageInterrupted(t *testing.T) {
-	b := newImageBench(t)
+// testImageInterrupted: Ctrl-C ends a pull, and kern with it.
+func testImageInterrupted(t *testing.T, bin string) {
+	b := newImageBench(t, bin)
 	var once sync.Once
 	asked := make(chan struct{})
 	b.serve(&imagetest.Registry{Before: func(_ http.ResponseWriter, q *http.Request) bool {
@@ -381,8 +402,8 @@ func withEnv(kv string) []string {
 	return found
 }
 
-func TestImageLoadListRemove(t *testing.T) {
-	b := newImageBench(t)
+func testImageLoadListRemove(t *testing.T, bin string) {
+	b := newImageBench(t, bin)
 	b.run(0, "image", "ls")
 	b.says(b.err, "no images")
 	b.run(0, "image", "ls", "--json")
@@ -466,9 +487,9 @@ func TestImageLoadListRemove(t *testing.T) {
 	}
 }
 
-// TestImageNeedsNoKern: a look at the cache works without kern, and tells so.
-func TestImageNeedsNoKern(t *testing.T) {
-	b := newImageBench(t)
+// testImageNeedsNoKern: a look at the cache works without kern, and tells so.
+func testImageNeedsNoKern(t *testing.T, bin string) {
+	b := newImageBench(t, bin)
 	b.registry.Put("x", "1", b.image)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -478,5 +499,220 @@ func TestImageNeedsNoKern(t *testing.T) {
 		if out, err := c.CombinedOutput(); err != nil {
 			t.Errorf("%v: %v\n%s", args, err, out)
 		}
+	}
+}
+
+// python loads an image with a Python that has no bytecode, and gives its name.
+func (b *imageBench) python(config imagetest.Config) string {
+	b.t.Helper()
+	files := imagetest.Python()
+	if files == nil {
+		b.t.Skip("this machine has no Python in /usr to make an image of")
+	}
+	if config.Env == nil {
+		config.Env = []string{"PATH=/usr/bin:/bin"}
+	}
+	i, err := imagetest.New(append(files, imagetest.Busybox("sh", "cat", "true")...), config)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	archive, err := i.Archive("py:1")
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.stdin = archive
+	b.run(0, "image", "load", "-")
+	b.stdin = nil
+	return "py:1"
+}
+
+// compiled waits for the entry that a background process makes, and gives its
+// directory; "" when none comes.
+func (b *imageBench) compiled(wait time.Duration) string {
+	b.t.Helper()
+	for end := time.Now().Add(wait); ; time.Sleep(50 * time.Millisecond) {
+		found, _ := filepath.Glob(filepath.Join(b.dir, "cache/kern-sbx/pyc/*/complete"))
+		if len(found) > 0 {
+			return filepath.Dir(found[0])
+		}
+		if time.Now().After(end) {
+			return ""
+		}
+	}
+}
+
+// gone waits until no process of ours is left.
+func (b *imageBench) gone() {
+	b.t.Helper()
+	for end := time.Now().Add(30 * time.Second); len(withEnv("XDG_CACHE_HOME="+b.dir+"/cache")) > 0; time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			b.t.Fatal("a process is left")
+		}
+	}
+}
+
+const whence = "import json, sys; print(sys.pycache_prefix, json.__cached__.startswith('/kern-pyc/'))"
+
+// testBytecode: the library of an image is compiled once, out of everybody's
+// way, and no box has a say in it.
+func testBytecode(t *testing.T, bin string) {
+	b := newImageBench(t, bin)
+	ref := b.python(imagetest.Config{})
+	defer b.gone()
+
+	// Nothing is made for what would not use it.
+	b.run(0, "run", "--pyc-cache", "off", "--image", ref, "--", "python3", "-c", "pass")
+	b.run(0, "run", "--image", ref, "--", "true")
+	b.run(127, "run", "--image", ref, "--lang", "node", "-c", "1")
+	b.run(125, "run", "--pyc-cache", "on", "--image", ref, "--", "true")
+	b.gone()
+	if _, err := os.Lstat(filepath.Join(b.dir, "cache/kern-sbx/pyc")); err == nil {
+		t.Error("bytecode was made")
+	}
+
+	// A workspace that would take the compiler's place is not there when it runs.
+	ws := filepath.Join(b.dir, "ws")
+	if err := os.Mkdir(ws, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"py_compile.py", "importlib.py", "sitecustomize.py", "usercustomize.py", "encodings.py"} {
+		if err := os.WriteFile(filepath.Join(ws, name), []byte("open('/workspace/ran', 'a').write(__name__)\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.run(0, "run", "-W", ws, "--image", ref, "--", "python3", "-I", "-c", whence)
+	if b.out != "None False\n" {
+		t.Errorf("before there is any: %q", b.out)
+	}
+	entry := b.compiled(time.Minute)
+	if entry == "" {
+		t.Fatal("no bytecode was made")
+	}
+	b.gone()
+	if _, err := os.Lstat(filepath.Join(ws, "ran")); err == nil {
+		t.Error("a module of the workspace ran")
+	}
+	for _, p := range []string{"-c", "-f"} {
+		code := whence
+		if p == "-f" {
+			code = filepath.Join(b.dir, "x.py")
+			if err := os.WriteFile(code, []byte(whence), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b.run(0, "run", "--image", ref, p, code)
+		if b.out != "/kern-pyc True\n" {
+			t.Errorf("%s: %q", p, b.out)
+		}
+	}
+
+	// No box changes it.
+	b.run(0, "run", "--image", ref, "-c", `
+import os, pathlib
+tried = 0
+for at, dirs, files in os.walk('/kern-pyc'):
+    for act in (lambda: open(at + '/x.pyc', 'w'), lambda: os.rename(at, at + 'x'), lambda: os.chmod(at, 0o777), lambda: os.utime(at, (0, 0)),
+                lambda: files and os.remove(at + '/' + files[0]), lambda: files and open(at + '/' + files[0], 'r+b')):
+        try:
+            r = act()
+        except OSError as e:
+            tried += 1
+        else:
+            if r != []:
+                raise SystemExit('changed: ' + at)
+print(tried > 100)`)
+	if b.out != "True\n" {
+		t.Errorf("%q", b.out)
+	}
+
+	// Where it would do harm it is left out.
+	if err := os.Mkdir(filepath.Join(ws, ".venv"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, flags := range [][]string{
+		{"--pyc-cache", "off"},
+		{"-e", "PYTHONPATH=/workspace"},
+		{"-e", "PYTHONPYCACHEPREFIX=/tmp/x"},
+		{"-W", ws},
+	} {
+		b.run(0, append(append([]string{"run", "--image", ref}, flags...), "--", "python3", "-I", "-c", "import sys; print(sys.pycache_prefix)")...)
+		if b.out == "/kern-pyc\n" {
+			t.Errorf("%v: it is used", flags)
+		}
+	}
+	for _, flags := range [][]string{{"-v", ws + ":/kern-pyc:ro"}, {"-v", ws + ":/kern-pyc/usr"}, {"--tmpfs", "/kern-pyc:1m"}} {
+		b.run(125, append(append([]string{"run", "--image", ref}, flags...), "--", "python3")...)
+	}
+	// Another user of the box can read it.
+	if os.Geteuid() == 0 && hasProgram("newuidmap") {
+		b.run(0, "run", "--user", "1000", "--image", ref, "-c", whence)
+		if b.out != "/kern-pyc True\n" {
+			t.Errorf("--user 1000: %q", b.out)
+		}
+	}
+
+	b.run(0, "image", "rm", ref)
+	if _, err := os.Lstat(entry); err == nil {
+		t.Error("the image is gone and its bytecode is not")
+	}
+}
+
+func hasProgram(name string) bool {
+	_, err := exec.LookPath(name)
+	return err == nil
+}
+
+// testPrecompile: the new image holds the bytecode, and stays whole.
+func testPrecompile(t *testing.T, bin string) {
+	b := newImageBench(t, bin)
+	ref := b.python(imagetest.Config{Entrypoint: []string{"/bin/false"}})
+	b.run(0, "image", "precompile", ref, "py:fast")
+	if b.out != "py:fast\n" {
+		t.Errorf("%q", b.out)
+	}
+	const code = "import json, os; print(os.path.exists(json.__cached__), '__pycache__' in json.__cached__)"
+	b.run(0, "run", "--image", "py:fast", "-c", code)
+	if b.out != "True True\n" {
+		t.Errorf("%q", b.out)
+	}
+	b.gone()
+	// It needs no other bytecode, and that is remembered.
+	if e := b.compiled(time.Minute); e == "" {
+		t.Error("not looked at")
+	} else if _, err := os.Lstat(e + "/tree"); err == nil {
+		t.Error("compiled a second time")
+	}
+	b.run(125, "image", "rm", ref)
+	b.says(b.err, "py:fast")
+	// Removed behind our back: kern would ask a registry for it, now or never.
+	c := b.command()
+	c.Path, c.Args = os.Getenv("KERN_BIN"), []string{"kern", "rmi", ref}
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Fatalf("%v %s", err, out)
+	}
+	b.run(125, "run", "--pull", "never", "--image", "py:fast", "--", "true")
+	b.says(b.err, "was built on "+ref)
+	b.python(imagetest.Config{})
+	b.run(0, "image", "rm", "py:fast")
+	b.run(0, "image", "rm", ref)
+
+	small, err := b.image.Archive("small:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.stdin = small
+	b.run(0, "image", "load", "-")
+	b.stdin = nil
+	b.run(1, "image", "precompile", "small:1", "small:2")
+	b.says(b.err, "python3")
+	for _, bad := range [][2]string{{"none:1", "x:1"}, {"small:1", "small:1"}, {"small", "small:latest"}, {"small:1", "x\nRUN rm:1"}, {"small:1", "$HOME"}, {"small:1", "-x"}, {"small:1", "host"}, {"small:1", "x@sha256:" + strings.Repeat("0", 64)}} {
+		b.run(125, "image", "precompile", "--", bad[0], bad[1])
+	}
+	b.run(0, "image", "ls", "--json")
+	if strings.Contains(b.out, "small:2") {
+		t.Error("something was made")
+	}
+	if left, _ := filepath.Glob(filepath.Join(b.dir, "cache/kern-sbx/run/*")); len(left) > 0 {
+		t.Errorf("left: %v", left)
 	}
 }

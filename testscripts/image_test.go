@@ -1,15 +1,10 @@
 package testscripts
 
 import (
-	"archive/tar"
-	"bytes"
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
-	"io/fs"
 	"os"
 	"os/exec"
-	"runtime"
+
+	"github.com/kern-sbx/kern-sbx/pkg/images/imagetest"
 )
 
 // testImage is the reference of the image that loadimage loads.
@@ -32,81 +27,29 @@ func busybox() string {
 	return ""
 }
 
-// writeImage writes a docker-archive: manifest, configuration, one layer with
-// the probe and, where the machine has it, a busybox.
+// writeImage writes a docker-archive: one layer with the probe and, where the
+// machine has it, a busybox.
 func writeImage(path, probe string) error {
-	var layer bytes.Buffer
-	w := tar.NewWriter(&layer)
-	var err error
-	add := func(h tar.Header, content []byte) {
-		if err == nil {
-			h.Size = int64(len(content))
-			err = w.WriteHeader(&h)
-		}
-		if err == nil {
-			_, err = w.Write(content)
-		}
-	}
-	dir := func(name string, mode fs.FileMode) {
-		add(tar.Header{Typeflag: tar.TypeDir, Name: name + "/", Mode: int64(mode)}, nil)
-	}
-	file := func(name string, mode fs.FileMode, content []byte) {
-		add(tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: int64(mode)}, content)
-	}
-	for _, d := range []string{"bin", "etc", "root", "run", "var", "proc", "sys", "dev", "workspace"} {
-		dir(d, 0o755)
-	}
-	dir("tmp", 0o1777)
-	file("etc/passwd", 0o644, []byte("root:x:0:0:root:/root:/bin/sh\n"))
-	file("etc/group", 0o644, []byte("root:x:0:\n"))
-	file("etc/from-image", 0o644, []byte("the image's own\n"))
-	b, e := os.ReadFile(probe)
-	if e != nil {
-		return e
-	}
-	file("bin/probe", 0o755, b)
-	if bb := busybox(); bb != "" {
-		if b, e = os.ReadFile(bb); e != nil {
-			return e
-		}
-		file("bin/busybox", 0o755, b)
-		for _, a := range applets {
-			add(tar.Header{Typeflag: tar.TypeSymlink, Name: "bin/" + a, Linkname: "busybox", Mode: 0o777}, nil)
-		}
-	}
-	if err == nil {
-		err = w.Close()
-	}
+	b, err := os.ReadFile(probe)
 	if err != nil {
 		return err
 	}
-	sum := sha256.Sum256(layer.Bytes())
-	config, err := json.Marshal(map[string]any{
-		"architecture": runtime.GOARCH, "os": "linux",
-		"config": map[string]any{
-			"Env": []string{"PATH=/bin", "FROM_IMAGE=yes"}, "Cmd": []string{"probe", "out", "the image's command"},
-		},
-		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{"sha256:" + hex.EncodeToString(sum[:])}},
+	files := append(
+		imagetest.Busybox(applets...),
+		imagetest.File{Name: "etc/passwd", Mode: 0o644, Content: []byte("root:x:0:0:root:/root:/bin/sh\n")},
+		imagetest.File{Name: "etc/group", Mode: 0o644, Content: []byte("root:x:0:\n")},
+		imagetest.File{Name: "etc/from-image", Mode: 0o644, Content: []byte("the image's own\n")},
+		imagetest.File{Name: "bin/probe", Mode: 0o755, Content: b},
+	)
+	i, err := imagetest.New(files, imagetest.Config{
+		Env: []string{"PATH=/bin", "FROM_IMAGE=yes"}, Cmd: []string{"probe", "out", "the image's command"},
 	})
 	if err != nil {
 		return err
 	}
-	manifest, err := json.Marshal([]map[string]any{{
-		"Config": "config.json", "RepoTags": []string{testImage}, "Layers": []string{"layer.tar"},
-	}})
+	archive, err := i.Archive(testImage)
 	if err != nil {
 		return err
 	}
-	var all bytes.Buffer
-	w = tar.NewWriter(&all)
-	file("config.json", 0o644, config)
-	file("layer.tar", 0o644, layer.Bytes())
-	file("manifest.json", 0o644, manifest)
-	if err == nil {
-		err = w.Close()
-	}
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(path, all.Bytes(), 0o644) //nolint:gosec // other users load it
+	return os.WriteFile(path, archive, 0o644) //nolint:gosec // other users load it
 }

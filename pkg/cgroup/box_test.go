@@ -10,12 +10,15 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // The test binary is also what runs in the groups, so that the same tests run
@@ -247,6 +250,73 @@ func TestNoOOM(t *testing.T) {
 	}
 }
 
+// TestWatchStops: a watch ends with its context, or with its group, and says
+// nothing then.
+func TestWatchStops(t *testing.T) {
+	g := create(t, Limits{Memory: 64 << 20})
+	before := openEvents(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	watches := []<-chan struct{}{g.Watch(ctx), g.Watch(t.Context())}
+	cancel()
+	g.Remove()
+	for range 200 {
+		if openEvents(t) == before {
+			break
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	if n := openEvents(t); n != before {
+		t.Errorf("%d descriptors are left", n-before)
+	}
+	for _, w := range watches {
+		select {
+		case <-w:
+			t.Error("it speaks of an OOM")
+		default:
+		}
+	}
+	if g.OOM() {
+		t.Error("an OOM is claimed")
+	}
+}
+
+// TestHurry: the thread is an ordinary one again afterwards.
+func TestHurry(t *testing.T) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	before, err := unix.SchedGetAttr(0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	enough := hurry()
+	during, err := unix.SchedGetAttr(0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	enough()
+	after, err := unix.SchedGetAttr(0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("policy %d", during.Policy)
+	if after.Policy != before.Policy || after.Priority != before.Priority || after.Nice != before.Nice {
+		t.Errorf("from %+v to %+v", before, after)
+	}
+}
+
+func openEvents(t *testing.T) (n int) {
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if to, _ := os.Readlink("/proc/self/fd/" + e.Name()); to == "anon_inode:[eventfd]" {
+			n++
+		}
+	}
+	return n
+}
+
 func TestForks(t *testing.T) {
 	g := create(t, Limits{PIDs: 60})
 	b := start(t, g, "fork")
@@ -261,16 +331,18 @@ func TestForks(t *testing.T) {
 
 func TestCPU(t *testing.T) {
 	g := create(t, Limits{CPUs: 0.5})
+	began := time.Now()
 	b := start(t, g, "spin")
 	time.Sleep(2 * time.Second)
 	counted := g.CPUTime()
 	b.Process.Kill()
+	wall := time.Since(began)
 	b.Wait()
 	used := b.ProcessState.UserTime() + b.ProcessState.SystemTime()
-	t.Logf("2 s at 0.5 CPU: rusage %v, counted %v", used, counted)
+	t.Logf("%v at 0.5 CPU: rusage %v, counted %v", wall, used, counted)
 	// A busy host gives less; never more.
-	if used > 1300*time.Millisecond || used < 200*time.Millisecond {
-		t.Errorf("it used %v", used)
+	if used > wall*65/100 || used < wall/10 {
+		t.Errorf("it used %v of %v", used, wall)
 	}
 	if counted != 0 && (counted < used/2 || counted > used*3/2) {
 		t.Errorf("counted %v, used %v", counted, used)
@@ -373,12 +445,17 @@ func TestAddChild(t *testing.T) {
 	if len(kids) == 0 {
 		t.Skip("the child was too quick, or too slow")
 	}
-	if err := g.Add(b.Process.Pid); err != nil {
+	err := g.Add(b.Process.Pid)
+	if err != nil {
 		t.Fatal(err)
 	}
-	if err := g.verify(kids[0]); err != nil && host.exists(kids[0]) {
-		t.Error(err)
+	for range 100 { // it may be ending
+		if err = g.verify(kids[0]); err == nil || !host.alive(kids[0]) {
+			return
+		}
+		time.Sleep(time.Millisecond)
 	}
+	t.Error(err)
 }
 
 func TestAddNobody(t *testing.T) {

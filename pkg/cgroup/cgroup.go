@@ -67,8 +67,8 @@ func validName(name string) bool {
 // controllers to its children, so the group is made beside our own, below the
 // nearest directory above that hands the controllers down. Where such a
 // directory belongs to an ordinary user, as a delegated one does, missing
-// controllers are switched on there, and stay on; root's are never touched, nor is a
-// tree remounted that is read-only.
+// controllers are switched on there, and stay on; root's are never touched, nor
+// is a tree remounted that is read-only.
 //
 // The error is for when no cap at all could be made; nothing is left then, and
 // Bound.Reason says the same. The caller must Remove the group.
@@ -200,7 +200,8 @@ func (g *Group) make(t *tree, parent string) (*node, error) {
 
 // Add moves a process, and what it may have forked already, into the group, and
 // looks at where the kernel then says they are. What they fork from then on is
-// born there. An error means that the caps do not hold for all of it.
+// born there. An error means that the caps do not hold for all of it. A process
+// that was in a cgroup of kern's leaves it, and kern's caps with it.
 func (g *Group) Add(pid int) error {
 	g.cool()
 	if g.memory != nil {
@@ -273,14 +274,26 @@ func (g *Group) add(pid, depth int) error {
 	}
 	// Children born before the move are elsewhere; those born after it are not.
 	for _, child := range g.sys.children(pid) {
-		if g.verify(child) == nil {
-			continue
-		}
-		if err := g.add(child, depth+1); err != nil && g.sys.exists(child) {
+		if err := g.addChild(child, depth+1); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// addChild is add for a process that may be ending: the kernel no longer moves
+// such a one, and says of it that it is in "/".
+func (g *Group) addChild(pid, depth int) (err error) {
+	for range 20 {
+		if g.verify(pid) == nil || !g.sys.alive(pid) {
+			return nil
+		}
+		if err = g.add(pid, depth); err == nil {
+			return nil
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return err
 }
 
 // verify checks that a process is in every directory of the group.

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -41,11 +42,21 @@ func kernBox(t *testing.T, flags []string, argv ...string) (s *exec.Cmd, w int, 
 		"--stop-timeout", "0", "--timeout", "60", "--allow-uncapped",
 	}, flags...)
 	s = exec.Command(kern, append(append(args, "--"), argv...)...)
-	s.Env = []string{"KERN_ALIVE_FD=3", "KERN_GATE_FD=4", "PATH=/usr/bin:/bin:/usr/sbin:/sbin", "HOME=" + t.TempDir(), "XDG_RUNTIME_DIR=" + os.Getenv("XDG_RUNTIME_DIR")}
+	s.Env = []string{"KERN_ALIVE_FD=3", "KERN_GATE_FD=4", "PATH=/usr/bin:/bin:/usr/sbin:/sbin", "HOME=" + t.TempDir(), "XDG_RUNTIME_DIR=" + t.TempDir()}
 	s.ExtraFiles = []*os.File{aliveW, gateR}
 	s.Stdout, s.Stderr = out, out
 	s.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := s.Start(); err != nil {
+	// kern goes when the thread that started it does.
+	started := make(chan error)
+	release := make(chan struct{})
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		started <- s.Start()
+		<-release
+	}()
+	t.Cleanup(func() { close(release) })
+	if err := <-started; err != nil {
 		t.Fatal(err)
 	}
 	aliveW.Close()
@@ -102,7 +113,7 @@ func TestKernBox(t *testing.T) {
 			g := create(t, tt.limits)
 			s, w, gate, out := kernBox(t, tt.flags, "/bin/sh", "-c", tt.script)
 			if KernEnforces(w) {
-				t.Log("kern caps this box too; ours goes on top")
+				t.Log("kern caps this box too; it leaves kern's cgroup for ours")
 			}
 			began := time.Now()
 			if err := g.Add(w); err != nil {

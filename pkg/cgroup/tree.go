@@ -294,9 +294,11 @@ func (s *system) children(pid int) []int {
 	return out
 }
 
-func (s *system) exists(pid int) bool {
-	_, err := readFile(s.root + "/proc/" + strconv.Itoa(pid) + "/stat")
-	return err == nil
+// alive says whether a process is there and not a zombie.
+func (s *system) alive(pid int) bool {
+	stat, err := readFile(s.root + "/proc/" + strconv.Itoa(pid) + "/stat")
+	_, rest, ok := cutLast(stat, ") ")
+	return err == nil && ok && !strings.HasPrefix(rest, "Z") && !strings.HasPrefix(rest, "X")
 }
 
 func cutLast(s, sep string) (before, after string, ok bool) {

@@ -20,6 +20,9 @@ type Facts struct {
 	IsImage func(string) bool
 	// IsHostFile says whether a word is the path of a regular file here.
 	IsHostFile func(string) bool
+	// ColdImage is true when the start took too long with an image that was
+	// unpacked only just now.
+	ColdImage bool
 	// PullFailed is true when the image could not be fetched.
 	PullFailed bool
 	// HostTool is where the command was found on the host outside what the
@@ -102,6 +105,9 @@ func table() []rule {
 		}},
 		{"no-image", func(f *Facts) (string, string, bool) {
 			return "no registry answered, and the image is not on this machine; this machine's own programs need neither", "--image host", f.Fault == "startup_failed" && f.PullFailed
+		}},
+		{"cold-image", func(f *Facts) (string, string, bool) {
+			return "the image was unpacked only just now, and its first read can be slow; a second run may do", "--start-timeout 2m", f.Fault == "startup_failed" && f.ColdImage
 		}},
 		{"default-timeout", func(f *Facts) (string, string, bool) {
 			if f.Fault != "timeout" || !f.TimeoutIsDefault {

@@ -49,6 +49,9 @@ func TestTable(t *testing.T) {
 		{none, hints.Facts{Fault: "startup_failed"}, ""},
 		{none, hints.Facts{Fault: "exec_failed", PullFailed: true}, ""},
 
+		{"cold-image", hints.Facts{Fault: "startup_failed", ColdImage: true}, "--start-timeout 2m"},
+		{none, hints.Facts{Fault: "timeout", ColdImage: true}, ""},
+
 		{"default-timeout", hints.Facts{Fault: "timeout", TimeoutIsDefault: true, Timeout: 30 * time.Second}, "--timeout 10m"},
 		{none, hints.Facts{Fault: "timeout", Timeout: 30 * time.Second}, ""},
 		{none, hints.Facts{TimeoutIsDefault: true, ExitCode: 124}, ""},

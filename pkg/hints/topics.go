@@ -65,6 +65,12 @@ python3, node, bash or sh. python:3.12-slim, the default, has no node.`},
 kern fetches an image from its registry the first time. Without a network, use
 --image host (this machine's own /usr, read-only), --rootfs DIR, or an image that
 kern load has put into the local cache.`},
+		{"cold-image", "the first read of an image is slow", `
+An image that was unpacked a moment ago has to come from the disk, file by file; on
+a small machine that can take the whole of --start-timeout, where later starts take
+a tenth of a second. Run it again: if that is fast, it was the first read. Give the
+first start more with --start-timeout 2m. The time of the pull itself does not
+count: that is --pull-timeout.`},
 		{"default-timeout", "a run ends after 30 seconds unless told otherwise", `
 Give --timeout 10m, or --timeout none, or set timeout in the configuration.`},
 		{"home-read-only", "HOME lies in the read-only root", `
@@ -89,9 +95,43 @@ of a loop around it. Add -i to give it.`},
 kern caps a box through a cgroup v2 of its own. Where the host hands it none, the
 box runs isolated but uncapped, and the result says enforced_by "none".
 --require-limits refuses to run there.`},
+		{"setup", "a command that readies the workspace before the run", `
+--setup 'pip install numpy' runs first, in a box of its own with this machine's
+network (its loopback included) and the same caps; --timeout counts for it too, but
+gives it two minutes at least. The network settings of the run do not apply to it,
+and it does not see --env unless --setup-env is given. /tmp is on disk there.
+A command that begins with pip install puts its packages into /workspace/.deps, which
+the run finds on PYTHONPATH, compiled and read-only; --deps-readonly=false leaves it
+writable. It starts in /, lest a file of the workspace is taken for a module: write
+pip install -r /workspace/requirements.txt.
+With -W, a .deps that the same setup made is used again, in that run and in later
+ones without --setup, for as long as the image, the command, the files that it names
+and .deps itself stay what they were; --setup-force runs it anyway. A .deps that came
+from elsewhere is never used: what it holds would run in every box.
+System packages cannot be installed, the root is read-only: choose another --image.`},
+		{"images", "where images come from, and which one ran", `
+kern keeps images in its cache and fetches a missing one. A tag can be moved, so a
+run that has to be repeatable names a digest: kern-sbx image resolve REF prints the
+reference pinned to what the registry has now. image.digest in a result is the
+digest of the reference, or the one that kern-sbx image pull found in the registry
+before and after the pull; else it is null, because kern records none. image.id
+says whether two runs on this machine had the same image.`},
+		{"pyc-cache", "the compiled library of an image's Python", `
+Some images, python:3.12-slim among them, hold Python's library as source alone, and
+every start compiles what it imports. After the first run of python3 in such an
+image, its library is compiled in the background, in a box that holds only the image;
+later runs find it at /kern-pyc, read-only. Bytecode is checked against its source
+when it is used. Python then writes no bytecode of its own, so it is left out where
+that would cost more: with PYTHONPATH or PYTHONPYCACHEPREFIX set, or a workspace
+that holds .deps, .venv, venv or __pycache__. --pyc-cache off leaves it out always.
+kern-sbx image precompile REF NEWREF makes an image that holds its bytecode.`},
 		{"workspace", "what is writable in a box, and what is kept", `
 /workspace is a directory of the host: a private one that is removed when the run
-ends, or the one given with -W, which is kept. /tmp is memory, 64 MiB or half of
+ends, or the one given with -W, which is kept. --workspace-copy DIR makes the
+private one begin as a copy of DIR, so that nothing the box does to it reaches the
+original: the safe way to run a project's code in CI. A copy shares its blocks with
+the original where the file system can do that; sockets, FIFOs, devices, mount
+points and what you may not read are left out, and said. /tmp is memory, 64 MiB or half of
 --memory, and counts against it. /dev/shm is memory too. All else is read-only.
 As root, files that a run changed in a kept directory lose setuid bits and file
 capabilities when it ends: root in the box is root of the host to the file system.`},

@@ -80,7 +80,48 @@ func ID(cache, ref string) (string, bool) {
 	h := sha256.New()
 	fmt.Fprintf(h, "%d %d\n", s.Time, s.Size)
 	h.Write(meta)
+	// An image that was built here changes with those it stands on.
+	for _, base := range bases(cache, ref) {
+		b, _ := StampOf(cache, base)
+		fmt.Fprintf(h, "%s %d %d\n", base, b.Time, b.Size)
+	}
 	return "cache:" + hex.EncodeToString(h.Sum(nil)[:16]), true
+}
+
+// baseOf gives the image that one built on this machine stands on, by the name
+// under which kern looks for it at every start; "" for one that was unpacked
+// whole.
+func baseOf(cache, ref string) string {
+	b, err := os.ReadFile(filepath.Join(cache, validate.CacheKey(ref)+".layers"))
+	if err != nil {
+		return ""
+	}
+	base, _, _ := strings.Cut(string(b), "\n")
+	if validate.ImageRef(base) != nil {
+		return ""
+	}
+	return base
+}
+
+// bases gives all that an image stands on, the nearest first.
+func bases(cache, ref string) []string {
+	var all []string
+	for base := baseOf(cache, ref); base != "" && len(all) < 64; base = baseOf(cache, base) {
+		all = append(all, base)
+	}
+	return all
+}
+
+// MissingBase gives an image that a cached one was built on and that is not on
+// this machine any more; "" when nothing is missing. kern would fetch it in the
+// middle of a start, also when it was told never to.
+func MissingBase(cache, ref string) string {
+	for _, base := range bases(cache, ref) {
+		if !IsCached(cache, base) {
+			return base
+		}
+	}
+	return ""
 }
 
 // Entry is one image on this machine.
@@ -148,8 +189,7 @@ func Dependents(cache, ref string) []string {
 		if validate.CacheKey(other) == key {
 			continue
 		}
-		b, err := os.ReadFile(filepath.Join(cache, validate.CacheKey(other)+".layers"))
-		if base, _, _ := strings.Cut(string(b), "\n"); err == nil && base != "" && validate.CacheKey(base) == key {
+		if base := baseOf(cache, other); base != "" && validate.CacheKey(base) == key {
 			out = append(out, other)
 		}
 	}

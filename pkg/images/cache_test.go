@@ -156,6 +156,10 @@ func TestList(t *testing.T) {
 	write(validate.CacheKey("b:1")+".size", fmt.Sprintf("1700000000 %d 4096", s.Size))
 	write(validate.CacheKey("a:1")+".size", fmt.Sprintf("1600000000 %d 4096", s.Size)) // of an older one
 	write(validate.CacheKey("built:1")+".layers", "a:1\n8bea6faecdc8ce0817421dca69e32459\n")
+	unpack(t, cache, "twice:1", at)
+	write(validate.CacheKey("twice:1")+".layers", "built:1\n0")
+	// A ring, which kern would not make.
+	write(validate.CacheKey("b:1")+".layers", "b:1\n0")
 	// What does not belong there, or cannot be a reference.
 	write("evil.ok", "x\x1b[2J\n")
 	write("dash.ok", "--help")
@@ -168,16 +172,36 @@ func TestList(t *testing.T) {
 		}
 		got = append(got, fmt.Sprint(e.Ref, " ", size, " ", e.DigestSource, " ", e.Pulled.Equal(at)))
 	}
-	want := "a:1 -1 unknown true, b:1 4096 unknown true, built:1 -1 unknown true"
+	want := "a:1 -1 unknown true, b:1 4096 unknown true, built:1 -1 unknown true, twice:1 -1 unknown true"
 	if s := strings.Join(got, ", "); s != want {
 		t.Errorf("List: %s\nwant: %s", s, want)
 	}
 	if d := Dependents(cache, "a:1"); len(d) != 1 || d[0] != "built:1" {
 		t.Errorf("Dependents(a:1) = %v", d)
 	}
-	if d := Dependents(cache, "built:1"); len(d) > 0 {
-		t.Errorf("Dependents(built:1) = %v", d)
+	if d := Dependents(cache, "twice:1"); len(d) > 0 {
+		t.Errorf("Dependents(twice:1) = %v", d)
 	}
+	// An image that was built here is another when what it stands on is.
+	before, _ := ID(cache, "twice:1")
+	plain, _ := ID(cache, "b:1")
+	unpack(t, cache, "a:1", at.Add(time.Second))
+	if after, ok := ID(cache, "twice:1"); !ok || after == before {
+		t.Errorf("the id of a built image stays %s", after)
+	}
+	if after, _ := ID(cache, "b:1"); after != plain {
+		t.Error("the id of another image changed")
+	}
+	if base := MissingBase(cache, "twice:1") + MissingBase(cache, "b:1"); base != "" {
+		t.Errorf("%s is missing", base)
+	}
+	if err := os.Remove(filepath.Join(cache, validate.CacheKey("a:1")+".ok")); err != nil {
+		t.Fatal(err)
+	}
+	if base := MissingBase(cache, "twice:1"); base != "a:1" {
+		t.Errorf("missing: %q", base)
+	}
+	unpack(t, cache, "a:1", at)
 	if len(List("", "")) > 0 || IsCached("", "a:1") || !IsCached(cache, "a:1") || IsCached(cache, "--help") {
 		t.Error("what is cached")
 	}

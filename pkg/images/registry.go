@@ -85,7 +85,7 @@ func ParseName(ref string) (Name, error) {
 			return refuse("the name has parts that a name cannot have")
 		}
 	}
-	if u, err := url.Parse("https://" + n.Host + "/"); err != nil || u.Host != n.Host || u.User != nil || u.Hostname() == "" {
+	if u, err := url.Parse("https://" + n.Host + "/"); err != nil || u.Host != n.Host || u.User != nil || u.Hostname() == "" || strings.HasSuffix(n.Host, ":") {
 		return refuse("the registry's host cannot be one")
 	}
 	if n.Tag == "" && n.Digest == "" {

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -52,16 +51,6 @@ func (r *run) adoptBytecode(base, ws string) (wanted bool) {
 			}
 		}
 	}
-	for _, m := range s.Mounts {
-		if touches(m.Target, BytecodeDir) {
-			return false
-		}
-	}
-	for _, t := range s.Tmpfs {
-		if touches(t.Target, BytecodeDir) {
-			return false
-		}
-	}
 	tree, wanted := images.OpenBytecode(base).Adopt(*r.image.ID)
 	if tree == "" {
 		return wanted
@@ -69,11 +58,6 @@ func (r *run) adoptBytecode(base, ws string) (wanted bool) {
 	s.Mounts = append(s.Mounts[:len(s.Mounts):len(s.Mounts)], validate.Mount{Source: tree, Target: BytecodeDir, ReadOnly: true})
 	s.Env = append(s.Env[:len(s.Env):len(s.Env)], validate.KV{Key: "PYTHONPYCACHEPREFIX", Value: BytecodeDir})
 	return false
-}
-
-// touches says whether one of two paths is the other or contains it.
-func touches(a, b string) bool {
-	return a == b || strings.HasPrefix(a, b+"/") || strings.HasPrefix(b, strings.TrimSuffix(a, "/")+"/")
 }
 
 // startCompiler starts the process that makes the bytecode of the image, for the

@@ -208,7 +208,6 @@ func sentenceOr(out []byte, st *os.ProcessState) string {
 // watched.
 type kernCall struct {
 	argv    []string
-	dir     string   // "/" when empty
 	stdin   *os.File // nil: empty
 	timeout time.Duration
 	signals <-chan os.Signal
@@ -233,12 +232,8 @@ func (k kernCall) run(ctx context.Context, kern string) (out []byte, st *os.Proc
 		}
 		defer stdin.Close()
 	}
-	dir := k.dir
-	if dir == "" {
-		dir = "/"
-	}
 	p, err := os.StartProcess(kern, append([]string{"kern"}, k.argv...), &os.ProcAttr{
-		Dir: dir, Env: kernEnv(), Files: []*os.File{stdin, print, print}, Sys: &unix.SysProcAttr{Setsid: true},
+		Dir: "/", Env: kernEnv(), Files: []*os.File{stdin, print, print}, Sys: &unix.SysProcAttr{Setsid: true},
 	})
 	if err != nil {
 		return nil, nil, fmt.Errorf("kern could not be started: %w", err)

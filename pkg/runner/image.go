@@ -61,6 +61,9 @@ func (r *run) prepareRoot(ctx context.Context, base string) (img Image, pulled b
 		pulled = true
 		stamp, have = images.StampOf(cache, s.Image)
 	}
+	if base := images.MissingBase(cache, s.Image); base != "" {
+		return img, pulled, fmt.Errorf("image %s was built on %s, which is not on this machine; kern-sbx image pull %s, or build it again", s.Image, base, base)
+	}
 	if id, ok := images.ID(cache, s.Image); ok && have {
 		img.ID = &id
 		r.unpacked = time.Unix(0, stamp.Time)

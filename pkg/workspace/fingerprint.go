@@ -28,7 +28,7 @@ const fingerprintMax = 1 << 20
 // something. The names of all entries but directories go into it and, from the
 // inode, what no program can set: its number and its ctime. Every way to change
 // a file moves its ctime on, and a box can neither choose a ctime nor turn the
-// clock back, so contents need not be read: 20 000 files take some 50 ms.
+// clock back, so contents need not be read: 20 000 files take less than 0.1 s.
 //
 // Where a ctime may stand still although a file was written (tmpfs, through
 // mmap) or is another machine's word (network, FUSE), the contents go in too.
