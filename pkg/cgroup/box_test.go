@@ -466,7 +466,7 @@ func TestAddNobody(t *testing.T) {
 }
 
 func TestKernEnforcesNot(t *testing.T) {
-	if KernEnforces(os.Getpid()) || KernEnforces(1<<30) {
+	if KernEnforces(os.Getpid(), 0) || KernEnforces(1<<30, 0) {
 		t.Error("kern is not around this test")
 	}
 }

@@ -505,17 +505,38 @@ func (s *system) sweep(name string) {
 }
 
 // KernEnforces says whether a process is in a cgroup that kern made for a box,
-// and that we are not in ourselves: kern caps it then.
-func KernEnforces(pid int) bool { return host.kernEnforces(pid) }
+// and that we are not in ourselves: kern caps it then. With a memory cap (bytes,
+// 0 for none) it is also looked at there: right after a login, systemd may take
+// the controller away again that kern had just been given, and kern would say
+// that its cap is in force.
+func KernEnforces(pid int, memory int64) bool { return host.kernEnforces(pid, memory) }
 
-func (s *system) kernEnforces(pid int) bool {
-	theirs, err := s.membership(strconv.Itoa(pid))
+func (s *system) kernEnforces(pid int, memory int64) bool {
+	path, ok := s.kernBox(pid)
+	if !ok || memory <= 0 {
+		return ok
+	}
+	dir := s.root + "/sys/fs/cgroup"
+	if _, err := os.Stat(dir + path); err != nil {
+		return true // mounted elsewhere, or seen from within a namespace
+	}
+	most, err := readFile(dir + path + "/memory.max")
 	if err != nil {
 		return false
 	}
+	n, err := strconv.ParseInt(most, 10, 64)
+	return err == nil && n <= memory
+}
+
+// kernBox gives the path of the cgroup that kern made for a process.
+func (s *system) kernBox(pid int) (string, bool) {
+	theirs, err := s.membership(strconv.Itoa(pid))
+	if err != nil {
+		return "", false
+	}
 	ours, err := s.membership("self")
 	if err != nil {
-		return false
+		return "", false
 	}
 	own := strings.Split(ours[""], "/")
 	for i, c := range strings.Split(theirs[""], "/") {
@@ -524,8 +545,8 @@ func (s *system) kernEnforces(pid int) bool {
 		}
 		own = own[:min(i, len(own))]
 		if strings.HasPrefix(c, "kern-box-") {
-			return true
+			return theirs[""], true
 		}
 	}
-	return false
+	return "", false
 }

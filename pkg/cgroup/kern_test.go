@@ -112,7 +112,7 @@ func TestKernBox(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			g := create(t, tt.limits)
 			s, w, gate, out := kernBox(t, tt.flags, "/bin/sh", "-c", tt.script)
-			if KernEnforces(w) {
+			if KernEnforces(w, 0) {
 				t.Log("kern caps this box too; it leaves kern's cgroup for ours")
 			}
 			began := time.Now()

@@ -296,8 +296,26 @@ func TestKernEnforces(t *testing.T) {
 	} {
 		m := newMachine(t, tt.ours, "", nil)
 		m.write(m.root+"/proc/7/cgroup", tt.theirs)
-		if got := m.kernEnforces(7); got != tt.want {
+		if got := m.kernEnforces(7, 1<<20); got != tt.want {
 			t.Errorf("%q from %q: %v", tt.theirs, tt.ours, got)
+		}
+	}
+}
+
+// TestKernEnforcesIsLookedAt: being in kern's cgroup is no proof of a cap.
+func TestKernEnforcesIsLookedAt(t *testing.T) {
+	for limit, want := range map[string]bool{"max": false, "1048576": true, "4096": true, "2097152": false, "rubbish": false, "": false} {
+		m := newMachine(t, "0::/\n", "", nil)
+		m.write(m.root+"/proc/7/cgroup", "0::/kern.slice/kern-box-a\n")
+		m.write(m.root+"/sys/fs/cgroup/kern.slice/kern-box-a/cgroup.procs", "")
+		if limit != "" {
+			m.write(m.root+"/sys/fs/cgroup/kern.slice/kern-box-a/memory.max", limit+"\n")
+		}
+		if got := m.kernEnforces(7, 1<<20); got != want {
+			t.Errorf("memory.max %q: %v", limit, got)
+		}
+		if !m.kernEnforces(7, 0) {
+			t.Errorf("memory.max %q matters without a memory cap", limit)
 		}
 	}
 }

@@ -33,7 +33,57 @@ type caps struct {
 	group             *cgroup.Group
 	reason            string // why something is not in force
 	full              <-chan struct{}
+
+	// early is a group that is being made while kern builds the box: the kernel
+	// takes its time to let a process be moved, unless it was asked before.
+	early chan madeGroup
 }
+
+type madeGroup struct {
+	group *cgroup.Group
+	bound cgroup.Bound
+	err   error
+}
+
+// makeGroupEarly begins to make the cgroup if it is likely to be needed: it was
+// the last time on this machine, or there was no last time.
+func (r *run) makeGroupEarly() {
+	s := r.spec
+	if s.Memory == 0 && s.PIDs == 0 && s.CPUs == 0 {
+		return
+	}
+	if s.Limits != LimitsOwn && (s.Limits != LimitsAuto || remembered(r.base, whoCaps) == byKern) {
+		return
+	}
+	r.caps.early = make(chan madeGroup, 1)
+	go func() { r.caps.early <- r.makeGroup() }()
+}
+
+func (r *run) makeGroup() madeGroup {
+	s := r.spec
+	g, b, err := cgroup.Create(r.groupName(), cgroup.Limits{Memory: int64(s.Memory), PIDs: s.PIDs, CPUs: s.CPUs})
+	return madeGroup{g, b, err}
+}
+
+// dropGroup removes the cgroup, used or not, and keeps what it counted.
+func (r *run) dropGroup() {
+	g := r.caps.group
+	if r.caps.early != nil {
+		g = (<-r.caps.early).group
+		r.caps.early = nil
+	}
+	if g == nil {
+		return
+	}
+	if r.caps.group != nil {
+		r.ev.oom = g.OOM()
+		r.peak = g.Peak()
+	}
+	g.Remove()
+}
+
+// whoCaps is remembered: kern, or we.
+const whoCaps = "caps"
 
 // cap finds out, while the box waits at the gate, whether kern's caps are in
 // force, and puts PID 1 of the box into a cgroup of ours when they are not.
@@ -58,8 +108,9 @@ func (r *run) cap(ctx context.Context) error {
 	case s.Limits == LimitsOff:
 		set(always(byNobody))
 		return nil
-	case s.Limits != LimitsOwn && cgroup.KernEnforces(pid):
+	case s.Limits != LimitsOwn && cgroup.KernEnforces(pid, int64(s.Memory)):
 		set(always(byKern))
+		remember(r.base, whoCaps, byKern)
 		return nil
 	case s.Limits == LimitsKern:
 		set(always(byNobody))
@@ -68,13 +119,23 @@ func (r *run) cap(ctx context.Context) error {
 	case s.Memory == 0 && s.PIDs == 0 && s.CPUs == 0:
 		return nil
 	}
-	group, bound, err := cgroup.Create(r.groupName(), cgroup.Limits{Memory: int64(s.Memory), PIDs: s.PIDs, CPUs: s.CPUs})
-	if err == nil {
-		if err = group.Add(pid); err != nil {
-			group.Remove()
+	if s.Limits == LimitsAuto {
+		remember(r.base, whoCaps, byUs)
+	}
+	var made madeGroup
+	if c.early != nil {
+		made = <-c.early
+		c.early = nil
+	} else {
+		made = r.makeGroup()
+	}
+	bound := made.bound
+	if made.err == nil {
+		if err := made.group.Add(pid); err != nil {
+			made.group.Remove()
 			bound = cgroup.Bound{Reason: err.Error()}
 		} else {
-			c.group, c.full = group, group.Watch(ctx)
+			c.group, c.full = made.group, made.group.Watch(ctx)
 		}
 	}
 	c.reason = bound.Reason

@@ -71,23 +71,42 @@ func (d Dirs) List() []string {
 // log. When it cannot be remembered, it is said.
 func OncePerBoot(d Dirs, what string) bool {
 	dir, err := d.Usable(d.Cache)
+	if err != nil || remembered(dir, what) != "" {
+		return err != nil
+	}
+	remember(dir, what, "said")
+	return true
+}
+
+// remembered gives what was remembered of something since this machine was
+// started, "" for nothing.
+func remembered(dir, what string) string {
+	b, err := os.ReadFile(filepath.Join(dir, "boot-"+what))
+	if err != nil || len(b) > 1024 {
+		return ""
+	}
+	value, ok := strings.CutPrefix(string(b), bootID()+" ")
+	if !ok {
+		return ""
+	}
+	return value
+}
+
+// remember writes it down, for this start of the machine. Not being able to is
+// no error: it is asked again then.
+func remember(dir, what, value string) {
+	if remembered(dir, what) == value {
+		return
+	}
+	tmp, err := os.CreateTemp(dir, "boot-")
 	if err != nil {
-		return true
+		return
 	}
-	file, id := filepath.Join(dir, "said-"+what), bootID()
-	if old, err := os.ReadFile(file); err == nil && string(old) == id {
-		return false
-	}
-	tmp, err := os.CreateTemp(dir, "said-")
-	if err != nil {
-		return true
-	}
-	_, err = tmp.WriteString(id)
+	_, err = tmp.WriteString(bootID() + " " + value)
 	tmp.Close()
-	if err != nil || os.Rename(tmp.Name(), file) != nil {
+	if err != nil || os.Rename(tmp.Name(), filepath.Join(dir, "boot-"+what)) != nil {
 		os.Remove(tmp.Name())
 	}
-	return true
 }
 
 // Usable gives dir when it can be written to by us alone, after making it;

@@ -53,6 +53,7 @@ type run struct {
 	budget *Budget
 	dirs   Dirs
 
+	base   string // our cache directory
 	dir    *runDir
 	box    *box
 	ev     evidence
@@ -127,7 +128,7 @@ func (r *run) do(ctx context.Context) (*Result, error) {
 	}
 	// What kern leaves behind when it is killed becomes our child.
 	unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-	r.kernAt = time.Now()
+	r.base, r.kernAt = base, time.Now()
 	r.box, err = startBox(s.Kern.Path, argv, name, env, s.TTY, s.Stdin != nil)
 	env.Close()
 	if err != nil {
@@ -146,6 +147,7 @@ func (r *run) do(ctx context.Context) (*Result, error) {
 			return r.result(), nil
 		}
 	}
+	r.makeGroupEarly()
 	if r.awaitStart(ctx) {
 		if s.TTY != nil {
 			close(r.stdout.done)
@@ -171,11 +173,7 @@ func (r *run) do(ctx context.Context) (*Result, error) {
 	}
 	r.box.finish(s.Kern.Path, r.ev.stop != stopNone)
 	r.ev.elapsed = time.Since(r.kernAt)
-	if g := r.caps.group; g != nil {
-		r.ev.oom = g.OOM()
-		r.peak = g.Peak()
-		g.Remove()
-	}
+	r.dropGroup()
 	r.settle(ctx)
 	res := r.result()
 	res.ColdImage = r.ev.stop == stopStart && !r.unpacked.IsZero() && time.Since(r.unpacked) < coldImage

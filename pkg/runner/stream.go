@@ -41,6 +41,15 @@ const sniffed = 8 << 10
 // user may have (fs.pipe-max-size).
 const pipeRoom = 1 << 20
 
+// A stream is a fast one of small pieces after manySmall of them without a pause
+// of pauseTime. Only then is something delayed, and by gatherTime.
+const (
+	smallPiece = 64 << 10
+	manySmall  = 16
+	pauseTime  = 2 * time.Millisecond
+	gatherTime = 50 * time.Microsecond
+)
+
 // relayBuffer is the size of one read. Larger gains nothing: a pipe holds
 // 64 KiB unless it was made larger.
 const relayBuffer = 128 << 10
@@ -50,7 +59,8 @@ const relayBuffer = 128 << 10
 func (r *relay) run() {
 	defer close(r.done)
 	if r.keep == nil && !r.sniff {
-		if f, ok := r.out.(*os.File); ok {
+		// A file is faster written to: a splice into one copies page by page.
+		if f, ok := r.out.(*os.File); ok && isPipe(f) {
 			if done := r.splice(f); done {
 				return
 			}
@@ -124,10 +134,18 @@ func (r *relay) splice(out *os.File) (finished bool) {
 	// up, it stays as it was.
 	unix.FcntlInt(uintptr(dst), unix.F_SETPIPE_SZ, pipeRoom)
 	in.Control(func(fd uintptr) { unix.FcntlInt(fd, unix.F_SETPIPE_SZ, pipeRoom) })
-	unsupported := false
+	unsupported, small := false, 0
 	for {
 		var n int64
 		var serr error
+		if small >= manySmall {
+			// A program that writes a page at a time, fast: let some gather, or
+			// the three processes take turns page by page.
+			// (Go's own sleep waits for a millisecond at least.)
+			nap := unix.NsecToTimespec(int64(gatherTime))
+			unix.Nanosleep(&nap, nil)
+		}
+		begun := time.Now()
 		rerr := in.Read(func(fd uintptr) bool {
 			max := int64(1 << 20)
 			if r.limit > 0 {
@@ -167,6 +185,11 @@ func (r *relay) splice(out *os.File) (finished bool) {
 			unsupported = true
 		case n > 0:
 			r.passed.Add(n)
+			if time.Since(begun) > pauseTime {
+				small = 0
+			} else if n < smallPiece {
+				small++
+			}
 			continue
 		case r.limit > 0 && r.passed.Load() >= r.limit:
 			// The rest is read and dropped, by the ordinary loop.
@@ -266,6 +289,11 @@ func (r *relay) await(hurry <-chan struct{}) bool {
 			given = true
 		}
 	}
+}
+
+func isPipe(f *os.File) bool {
+	st, err := f.Stat()
+	return err == nil && st.Mode()&os.ModeNamedPipe != 0
 }
 
 // isClosedOutput says whether a write failed because nobody reads any more.
