@@ -38,6 +38,7 @@ type box struct {
 
 	alive  alive
 	opened time.Time // just before the gate was opened, zero before
+	unsent bool      // nobody was at the gate any more
 
 	exited  chan struct{} // closed when the supervisor has been waited for
 	state   *os.ProcessState
@@ -222,8 +223,30 @@ func awaitPidfd(fd int) {
 // open lets the command start.
 func (b *box) open() {
 	b.opened = time.Now()
-	b.gate.Write([]byte{1})
-	b.gate.Close()
+	_, err := b.gate.Write([]byte{1})
+	b.unsent = err != nil
+}
+
+// passed says, once ALIVE has ended, whether PID 1 took the byte: a supervisor
+// that died at the gate ends the stream as well.
+func (b *box) passed() bool {
+	conn, err := b.gate.SyscallConn()
+	if err != nil {
+		return true
+	}
+	// An error or a hang-up means that nobody is left to read. That is so for a
+	// box that runs, too, so only the byte itself tells.
+	return !b.unsent && queuedIn(conn) == 0
+}
+
+// initGone says whether PID 1 of the box, and so everything in it, is dead.
+func (b *box) initGone() bool {
+	select {
+	case <-b.ended:
+		return true
+	default:
+		return false
+	}
 }
 
 func (b *box) hasEnded() bool {

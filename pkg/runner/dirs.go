@@ -160,6 +160,12 @@ func checkDir(dir string) error {
 	return unix.Access(dir, unix.W_OK|unix.X_OK)
 }
 
+// The directories that the box sees, below that of the run.
+const (
+	workspaceName = "workspace"
+	codeName      = "code"
+)
+
 // runDir is the directory of one run: everything that must be gone afterwards
 // lies in it. It is locked for as long as this process lives; a free lock is
 // what tells the next start that its owner died (rule S8).
@@ -168,6 +174,9 @@ type runDir struct {
 	base *os.File // the directory that holds all runs
 	name string
 	dir  *os.File // locked
+
+	blank *os.File      // the record, made and not written yet
+	early chan struct{} // closed when emptying is done that began before remove
 }
 
 // makeRunDir makes and locks a new one below base/run. Nothing is waited for:
@@ -229,17 +238,36 @@ func (r *runDir) mkdir(name string, mode uint32) (string, error) {
 	return filepath.Join(r.path, name), nil
 }
 
-func (r *runDir) write(name string, mode uint32, content []byte) error {
+func (r *runDir) create(name string, mode uint32) (*os.File, error) {
 	fd, err := unix.Openat(int(r.dir.Fd()), name, unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW, mode)
 	if err != nil {
-		return &os.PathError{Op: "create", Path: filepath.Join(r.path, name), Err: err}
+		return nil, &os.PathError{Op: "create", Path: filepath.Join(r.path, name), Err: err}
 	}
-	f := os.NewFile(uintptr(fd), name)
+	return os.NewFile(uintptr(fd), name), nil
+}
+
+func (r *runDir) write(name string, mode uint32, content []byte) error {
+	f, err := r.create(name, mode)
+	if err != nil {
+		return err
+	}
 	_, err = f.Write(content)
 	if cerr := f.Close(); err == nil {
 		err = cerr
 	}
 	return err
+}
+
+// empty begins to delete what the box could see, when everything in it is dead
+// and kern is still tearing down. The record stays until the end.
+func (r *runDir) empty() {
+	r.early = make(chan struct{})
+	go func() {
+		defer close(r.early)
+		for _, name := range []string{workspaceName, codeName} {
+			workspace.RemoveAt(r.dir, name) // remove reports what is left
+		}
+	}()
 }
 
 // remove deletes the directory with all that the box left in it. The lock is
@@ -248,7 +276,12 @@ func (r *runDir) write(name string, mode uint32, content []byte) error {
 // makes in a second what takes a minute to delete.
 func (r *runDir) remove(patience time.Duration, sweeper []string) error {
 	done := make(chan error, 1)
-	go func() { done <- workspace.RemoveAt(r.base, r.name) }()
+	go func() {
+		if r.early != nil {
+			<-r.early
+		}
+		done <- workspace.RemoveAt(r.base, r.name)
+	}()
 	var late <-chan time.Time
 	if len(sweeper) > 0 {
 		t := time.NewTimer(patience)
@@ -329,8 +362,24 @@ func isRunName(s string) bool {
 const recordFile = "box"
 
 func (r *runDir) record(name string, s, w proc) error {
-	return r.write(recordFile, 0o600, []byte(fmt.Sprintf("kern-sbx box 1\nname %s\nboot %s\nsupervisor %d %d\ninit %d %d\n",
-		name, bootID(), s.pid, s.start, w.pid, w.start)))
+	f := r.blank
+	if r.blank = nil; f == nil {
+		var err error
+		if f, err = r.create(recordFile, 0o600); err != nil {
+			return err
+		}
+	}
+	_, err := fmt.Fprintf(f, "kern-sbx box 1\nname %s\nboot %s\nsupervisor %d %d\ninit %d %d\n",
+		name, bootID(), s.pid, s.start, w.pid, w.start)
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	return err
+}
+
+// prepareRecord makes the empty file of it, while there is time.
+func (r *runDir) prepareRecord() {
+	r.blank, _ = r.create(recordFile, 0o600)
 }
 
 type boxRecord struct {

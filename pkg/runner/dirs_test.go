@@ -459,7 +459,7 @@ func TestOncePerBoot(t *testing.T) {
 	if !OncePerBoot(d, "a") || OncePerBoot(d, "a") || !OncePerBoot(d, "b") {
 		t.Error("not once")
 	}
-	if err := os.WriteFile(filepath.Join(d.Cache, "said-a"), []byte("another boot"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(d.Cache, "boot-a"), []byte("another boot"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if !OncePerBoot(d, "a") || OncePerBoot(d, "a") {

@@ -164,6 +164,9 @@ func fakeInit(kind string, alive, gate *os.File) {
 	switch kind {
 	case "deaf-gate": // never reads the gate, never starts
 		forever()
+	case "die-at-gate": // its supervisor goes while it waits
+		alive.Write([]byte("P"))
+		forever()
 	case "no-gate": // starts without waiting
 		time.Sleep(200 * time.Millisecond)
 	default:

@@ -136,10 +136,10 @@ func NewPlan(ctx context.Context, budget *Budget, dirs Dirs, spec *Spec) (*Plan,
 	}
 	if ws == "" {
 		r.boundFiles(base)
-		ws = filepath.Join(dir, "workspace")
+		ws = filepath.Join(dir, workspaceName)
 	}
 	if len(s.Code) > 0 {
-		code = filepath.Join(dir, "code")
+		code = filepath.Join(dir, codeName)
 	}
 	if s.Setup == nil && s.Workspace != "" {
 		if err := r.useDeps(ws); err != nil {

@@ -148,6 +148,7 @@ func (r *run) do(ctx context.Context) (*Result, error) {
 		}
 	}
 	r.makeGroupEarly()
+	r.dir.prepareRecord()
 	if r.awaitStart(ctx) {
 		if s.TTY != nil {
 			close(r.stdout.done)
@@ -159,6 +160,9 @@ func (r *run) do(ctx context.Context) (*Result, error) {
 		swept := make(chan struct{})
 		go func() { sweep(base); close(swept) }()
 		r.awaitEnd(ctx)
+		if r.box.initGone() && strings.HasPrefix(ws, r.dir.path+"/") {
+			r.dir.empty()
+		}
 		defer func() {
 			// A box of a run that was killed has to be ended by this start, short
 			// as its own box may live.
@@ -214,11 +218,11 @@ func (r *run) boundFiles(ws string) {
 func (r *run) lay() (code string, env *os.File, err error) {
 	s := r.spec
 	if len(s.Code) > 0 {
-		if code, err = r.dir.mkdir("code", 0o755); err != nil {
+		if code, err = r.dir.mkdir(codeName, 0o755); err != nil {
 			return "", nil, err
 		}
 		for _, f := range s.Code {
-			if err = r.dir.write("code/"+f.Name, f.mode(), f.Content); err != nil {
+			if err = r.dir.write(codeName+"/"+f.Name, f.mode(), f.Content); err != nil {
 				return "", nil, err
 			}
 		}
@@ -338,7 +342,7 @@ func (r *run) awaitStart(ctx context.Context) bool {
 		r.stopFor(stopSignal, sig)
 		return false
 	}
-	r.ev.ran = b.alive.ack.Load() && !b.alive.fail.Load()
+	r.ev.ran = b.alive.ack.Load() && !b.alive.fail.Load() && b.passed()
 	return r.ev.ran
 }
 

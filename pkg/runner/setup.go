@@ -129,7 +129,7 @@ func lastOf(all []validate.KV) []validate.KV {
 func (r *run) prepareWorkspace(ctx context.Context) (ws string, spent bool, err error) {
 	s := r.spec
 	if ws = s.Workspace; ws == "" {
-		if ws, err = r.dir.mkdir("workspace", 0o755); err != nil {
+		if ws, err = r.dir.mkdir(workspaceName, 0o755); err != nil {
 			return "", false, err
 		}
 		if s.CopyOf != "" {

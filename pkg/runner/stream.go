@@ -245,10 +245,16 @@ func drainNow(f *os.File, into *capture, limit int64) {
 
 // queued is the number of bytes waiting in a pipe.
 func queued(f *os.File) int64 {
-	n := 0
-	if conn, err := f.SyscallConn(); err == nil {
-		conn.Control(func(fd uintptr) { n, _ = unix.IoctlGetInt(int(fd), unix.TIOCINQ) })
+	conn, err := f.SyscallConn()
+	if err != nil {
+		return 0
 	}
+	return queuedIn(conn)
+}
+
+func queuedIn(conn syscall.RawConn) int64 {
+	n := 0
+	conn.Control(func(fd uintptr) { n, _ = unix.IoctlGetInt(int(fd), unix.TIOCINQ) })
 	return int64(n)
 }
 
