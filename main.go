@@ -15,4 +15,6 @@ var version, commit string
 //go:embed man/*.1
 var manPages embed.FS
 
-func main() { os.Exit(cmd.Main(cmd.Build{Version: version, Commit: commit, Man: manPages}, os.Args[1:])) }
+func main() {
+	os.Exit(cmd.Main(cmd.Build{Version: version, Commit: commit, Man: manPages}, os.Args[1:]))
+}
