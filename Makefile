@@ -107,6 +107,7 @@ RACE := $(shell command -v $${CC:-gcc} >/dev/null 2>&1 && echo -race)
 FUZZTIME ?= 10s
 
 .PHONY: test
+test: export KERN_BIN = $(CURDIR)/$(BUNDLE)/kern
 test: build test-deps lint
 	CGO_ENABLED=$(if $(RACE),1,0) $(GO) test $(RACE) -tags embedkern -timeout 25m ./cmd/... ./pkg/...
 	$(GO) test -tags embedkern -timeout 25m ./testscripts/...

@@ -31,7 +31,7 @@ func TestUnified(t *testing.T) {
 	}
 	ro := []string{self}
 	env := []string{}
-	if kern, err := filepath.EvalSymlinks(os.Getenv("KERN_BIN")); err == nil && kern != "" {
+	if kern, err := filepath.EvalSymlinks(os.Getenv("KERN_BIN")); err == nil && os.Getenv("KERN_BIN") != "" {
 		if kern, err = filepath.Abs(kern); err != nil {
 			t.Fatal(err)
 		}
