@@ -363,7 +363,7 @@ func (b *boxFlags) files(a *app, s *runner.Spec, budget *runner.Budget, rules va
 			return err
 		}
 	}
-	if err := b.volumesAndMounts(s, cwd, source); err != nil {
+	if err := b.volumesAndMounts(a, s, cwd, source); err != nil {
 		return err
 	}
 	if b.kernConfig != "" {
@@ -376,7 +376,7 @@ func (b *boxFlags) files(a *app, s *runner.Spec, budget *runner.Budget, rules va
 	return b.memoryFiles(s)
 }
 
-func (b *boxFlags) volumesAndMounts(s *runner.Spec, cwd string, source func(field, path string) (string, error)) error {
+func (b *boxFlags) volumesAndMounts(a *app, s *runner.Spec, cwd string, source func(field, path string) (string, error)) error {
 	add := func(field, text string, parse func(s, cwd string) (validate.Mount, error)) error {
 		m, err := parse(text, cwd)
 		if err != nil {
@@ -389,6 +389,9 @@ func (b *boxFlags) volumesAndMounts(s *runner.Spec, cwd string, source func(fiel
 			if other.Target == m.Target {
 				return &validate.Error{Field: field, Value: text, Reason: "another mount has the same target", Fix: "give each its own"}
 			}
+		}
+		if m.Target == "/dev/shm" && !m.ReadOnly {
+			a.note("a directory at /dev/shm takes disk without a limit, and what is written there is still on this machine after the box")
 		}
 		s.Mounts = append(s.Mounts, m)
 		return nil
@@ -441,6 +444,17 @@ func (b *boxFlags) memoryFiles(s *runner.Spec) error {
 func (b *boxFlags) workspaceDir(dir string) error {
 	if err := isDir("--workspace", dir); err != nil {
 		return err
+	}
+	if u, _, _ := strings.Cut(b.user, ":"); u != "" && u != "0" && u != "root" {
+		// Another user of the box is another user of the host, by its number.
+		if st, err := os.Stat(dir); err != nil || st.Mode().Perm()&0o007 == 0o007 {
+			return err
+		}
+		return &validate.Error{
+			Field: "--user", Value: b.user,
+			Reason: "that user of the box cannot write this workspace",
+			Fix:    "let it in (chmod o+rwx " + dir + "), or take --workspace-copy, or leave out --user",
+		}
 	}
 	if os.Geteuid() != 0 || b.rootWorkspace || !othersCanEnter(dir) {
 		return nil

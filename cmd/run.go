@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -402,6 +403,8 @@ func (o *runOpts) hint(s *runner.Spec, p *interp.Program, res *runner.Result, re
 	}
 	f.ColdImage = res.ColdImage
 	f.Stderr = res.StderrHead()
+	f.Egress = len(s.Egress) > 0
+	f.NoTmp = slices.Contains(o.box.tmpfs, "none")
 	f.CIOrders = show.gaveOrders()
 	f.SecretFlag = o.box.secretOnTheCommandLine()
 	return hints.Find(f)

@@ -49,6 +49,9 @@ func TestMain(m *testing.M) {
 	if os.Getenv(probeEnv) != "" {
 		os.Exit(probeNamespaces())
 	}
+	if home := os.Getenv(netEnv); home != "" {
+		os.Exit(networkHost(home))
+	}
 	if text := os.Getenv(jobEnv); text != "" {
 		var j job
 		if err := json.Unmarshal([]byte(text), &j); err != nil {

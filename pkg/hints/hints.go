@@ -38,6 +38,10 @@ type Facts struct {
 	Timeout          time.Duration
 	// Stderr is the beginning of what the code wrote there.
 	Stderr []byte
+	// Egress is true when the box had kern's proxy and nothing else.
+	Egress bool
+	// NoTmp is true when the user took the default /tmp away.
+	NoTmp bool
 	// CIOrders is true when the box printed what the CI runner would obey.
 	CIOrders bool
 	// SecretFlag is a variable that looks like a secret and whose value was
@@ -121,6 +125,15 @@ func table() []rule {
 			}
 			return "HOME lies in the box's read-only root", "--env HOME=/workspace", true
 		}},
+		{"egress-not-http", func(f *Facts) (string, string, bool) {
+			if !f.Egress || f.ExitCode == 0 || !mentionsNoRoute(f.Stderr) {
+				return "", "", false
+			}
+			return "with --egress-allow a box has no route and no name server, only an HTTP proxy (HTTP_PROXY, HTTPS_PROXY); a client that cannot use one has no way out", "--network host, if the code may have all of the network", true
+		}},
+		{"tmp-missing", func(f *Facts) (string, string, bool) {
+			return "without a /tmp, writes there fail with EROFS, and what picks a place by itself (tempfile, mktemp -p) leaves its scratch in the workspace", "--tmpfs /tmp:64m", f.NoTmp
+		}},
 		{"ci-orders", func(f *Facts) (string, string, bool) {
 			return "the box printed lines that GitHub Actions obeys as workflow commands", "--ci-fence", f.CIOrders
 		}},
@@ -153,6 +166,20 @@ func join(words []string) string {
 func mentionsReadOnlyHome(b []byte) bool {
 	for line := range strings.Lines(string(b)) {
 		if strings.Contains(strings.ToLower(line), "read-only file system") && (strings.Contains(line, "/root") || strings.Contains(line, "/home")) {
+			return true
+		}
+	}
+	return false
+}
+
+// mentionsNoRoute knows what a client says that found no route or no name.
+func mentionsNoRoute(b []byte) bool {
+	text := strings.ToLower(string(b))
+	for _, s := range []string{
+		"network is unreachable", "enetunreach", "name or service not known", "temporary failure in name resolution",
+		"could not resolve", "could not translate host name", "getaddrinfo", "no such host", "eai_again", "enotfound",
+	} {
+		if strings.Contains(text, s) {
 			return true
 		}
 	}

@@ -62,6 +62,14 @@ func TestTable(t *testing.T) {
 		{none, hints.Facts{ExitCode: 1, Stderr: []byte("/etc/x: Read-only file system\n/root is here")}, ""},
 		{none, hints.Facts{ExitCode: 1, Fault: "oom", Stderr: []byte("/root: Read-only file system")}, ""},
 
+		{"egress-not-http", hints.Facts{Egress: true, ExitCode: 1, Stderr: []byte("OSError: [Errno 101] Network is unreachable\n")}, ""},
+		{"egress-not-http", hints.Facts{Egress: true, ExitCode: 2, Stderr: []byte("psql: error: could not translate host name \"db\"")}, ""},
+		{none, hints.Facts{ExitCode: 1, Stderr: []byte("Network is unreachable")}, ""},
+		{none, hints.Facts{Egress: true, Stderr: []byte("Network is unreachable")}, ""},
+		{none, hints.Facts{Egress: true, ExitCode: 1, Stderr: []byte("assertion failed")}, ""},
+
+		{"tmp-missing", hints.Facts{NoTmp: true}, "--tmpfs /tmp:64m"},
+
 		{"ci-orders", hints.Facts{CIOrders: true}, "--ci-fence"},
 		{"secret-in-argv", hints.Facts{SecretFlag: "API_TOKEN"}, "-e API_TOKEN with the value in your environment, or --env-file <(...)"},
 

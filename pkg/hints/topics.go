@@ -77,6 +77,16 @@ Give --timeout 10m, or --timeout none, or set timeout in the configuration.`},
 Toolchains keep caches below $HOME: Go, npm, cargo, pip, NuGet. In a box $HOME is
 /root, and the root is read-only. --env HOME=/workspace puts them into the
 workspace. HOME=/tmp works for small caches only: /tmp holds 64 MiB.`},
+		{"egress-not-http", "under --egress-allow only HTTP gets out", `
+The box has a loopback interface and nothing else: no route (ENETUNREACH) and no
+name server. kern's proxy, named by HTTP_PROXY and HTTPS_PROXY, connects to the
+allowed domains and those below them on ports 80 and 443; it answers 403 for others,
+and 502 for an allowed name that leads to a private address. A client that speaks
+no HTTP proxy (PostgreSQL, MySQL, Redis) has no way out.`},
+		{"tmp-missing", "the box has no /tmp", `
+--tmpfs none takes the default /tmp away, and the root is read-only. A write that
+names /tmp fails with EROFS; tempfile falls back to the current directory, which is
+the workspace, and leaves its scratch there.`},
 		{"ci-orders", "the box printed workflow commands", `
 GitHub Actions obeys lines such as ::add-mask:: or ::error:: on the output of a
 step, whoever printed them. --ci-fence puts the box's output between

@@ -132,6 +132,13 @@ func (r *run) prepareWorkspace(ctx context.Context) (ws string, spent bool, err 
 		if ws, err = r.dir.mkdir(workspaceName, 0o755); err != nil {
 			return "", false, err
 		}
+		if !s.rootUser() {
+			// Another user of the box; on the host the directory above keeps
+			// everybody else out.
+			if err := os.Chmod(ws, 0o777); err != nil {
+				return "", false, err
+			}
+		}
 		if s.CopyOf != "" {
 			if err := r.copyWorkspace(ctx, ws); err != nil {
 				return "", true, err
