@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -285,6 +286,9 @@ func scriptPath(shared string) string {
 
 // runJob is the process of one script.
 func runJob(j job) int {
+	// Whoever runs the tests may ignore it (nohup), and what is ignored stays so
+	// in what is started; what is caught does not.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 	p := place{Dir: j.Place, UID: os.Getuid()}
 	for _, s := range setups {
 		if s.name == j.Setup {
