@@ -227,6 +227,9 @@ func (a *app) flagError(c *cobra.Command, err error) error {
 		if near := validate.Nearest(name, names); near != "" {
 			e.Fix = "did you mean --" + near + "?"
 		}
+		if name == "version" {
+			e.Fix = "did you mean kern-sbx version?"
+		}
 		return e
 	}
 	return &exitError{code: refused, err: err, hint: "see " + c.CommandPath() + " --help"}
