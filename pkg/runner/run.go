@@ -700,8 +700,19 @@ func (r *run) clearPrivilege(ws string) {
 	}
 	for _, dir := range dirs {
 		d, err := os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+		if errors.Is(err, unix.ENOTDIR) {
+			what, err := clearFile(dir)
+			if what != "" {
+				r.reported = append(r.reported, fmt.Sprintf("%s: %s removed from a file that the run could change", term.VisibleLine(dir), what))
+			}
+			if err != nil {
+				r.reported = append(r.reported, fmt.Sprintf("%s could not be searched for setuid bits: %v", dir, err))
+			}
+			continue
+		}
 		if err != nil {
-			continue // a single file: what it was before is what may be mounted
+			r.reported = append(r.reported, fmt.Sprintf("%s could not be searched for setuid files: %v", dir, err))
+			continue
 		}
 		cleared, err := workspace.ClearPrivilege(context.Background(), d, r.box.opened)
 		d.Close()
@@ -712,6 +723,29 @@ func (r *run) clearPrivilege(ws string) {
 			r.reported = append(r.reported, fmt.Sprintf("%s could not be searched for setuid files: %v", dir, err))
 		}
 	}
+}
+
+// clearFile does the same for a single file that was mounted to be written.
+func clearFile(path string) (what string, err error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return "", err
+	}
+	if st.Mode&(unix.S_ISUID|unix.S_ISGID) != 0 {
+		if err := unix.Fchmod(int(f.Fd()), st.Mode&0o1777); err != nil {
+			return "", err
+		}
+		what = "setuid"
+	}
+	if unix.Fremovexattr(int(f.Fd()), "security.capability") == nil {
+		what = strings.TrimPrefix(what+" and file capabilities", " and ")
+	}
+	return what, nil
 }
 
 // sweepTime is how long the end of a run waits for a sweep that is not done.
