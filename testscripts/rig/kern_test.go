@@ -52,7 +52,7 @@ func TestKern(t *testing.T) {
 		in     []Options
 		script string
 		want   string // the whole line; "" when check looks at it
-		check  func(t *testing.T, line string)
+		check  func(line string) (ok bool)
 	}{
 		{name: "own exit", in: capped, script: `box --memory 128m -- /bin/sh -c 'echo hi; exit 3'`, want: "3: 1 1 0 0: hi"},
 		{name: "own signal", in: capped, script: `box --memory 128m -- /bin/sh -c 'sh -c "kill -9 \$\$"; exit $?'`, want: "137: 1 1 0 0:"},
@@ -61,11 +61,9 @@ func TestKern(t *testing.T) {
 			name: "pids", in: capped,
 			script: `box --pids-limit 32 -- /usr/bin/perl -e 'use Errno; while (defined($p = fork)) { $p or sleep 100; $n++ }
 				print "$n ", $!{EAGAIN} ? "EAGAIN" : $!; kill 9, -1'`,
-			check: func(t *testing.T, line string) {
+			check: func(line string) bool {
 				// The box's own processes count too: one for perl, and one more in some set-ups.
-				if line != "0: 1 0 0 0: 31 EAGAIN" && line != "0: 1 0 0 0: 30 EAGAIN" {
-					t.Errorf("got %q, want 30 or 31 forks and EAGAIN", line)
-				}
+				return line == "0: 1 0 0 0: 31 EAGAIN" || line == "0: 1 0 0 0: 30 EAGAIN"
 			},
 		},
 		{
@@ -75,10 +73,9 @@ func TestKern(t *testing.T) {
 			script: `box --cpus 0.5 --timeout 4 -- /usr/bin/perl -e '1 while 1' >/dev/null & n=0
 				until f=$(grep -rls '^50000 100000' --include=cpu.max /sys/fs/cgroup) || [ $n = 30 ]; do n=$((n + 1)); sleep 0.2; done
 				sleep 2; awk '{ v[$1] = $2 } END { print int(v["usage_usec"] / v["nr_periods"] / 1000) }' ${f%cpu.max}cpu.stat; wait`,
-			check: func(t *testing.T, line string) {
-				if percent, err := strconv.Atoi(line); err != nil || percent < 40 || percent > 60 {
-					t.Errorf("got %q, want about 50 %% of a CPU", line)
-				}
+			check: func(line string) bool { // about 50 % of a CPU
+				percent, err := strconv.Atoi(line)
+				return err == nil && percent >= 40 && percent <= 60
 			},
 		},
 		{name: "oom", in: uncapped, script: grab, want: "0: 1 2 0 0: lived"},
@@ -111,15 +108,20 @@ func TestKern(t *testing.T) {
 					// runs uncapped though its bytes say 1 1, or is refused. Not with later boxes.
 					script = box + "box --memory 128m -- /bin/true >/dev/null 2>&1\n" + tt.script
 				}
-				res := g.Run(t, o, "/bin/sh", "-c", script)
-				line := strings.TrimSpace(res.Stdout)
-				if tt.check != nil {
-					tt.check(t, line)
-				} else if line != tt.want {
-					t.Errorf("got %q, want %q", line, tt.want)
+				tries := 1
+				if o.Manager || tt.name == "cpu" {
+					tries = 3 // that race; and a share of a busy machine
 				}
-				if t.Failed() {
-					t.Logf("stderr: %s", res.Stderr)
+				for {
+					res := g.Run(t, o, "/bin/sh", "-c", script)
+					line := strings.TrimSpace(res.Stdout)
+					if tt.check != nil && tt.check(line) || tt.check == nil && line == tt.want {
+						return
+					}
+					t.Logf("got %q, want %q; stderr: %s", line, tt.want, res.Stderr)
+					if tries--; tries == 0 {
+						t.Fatal("not what the product relies on")
+					}
 				}
 			})
 		}
