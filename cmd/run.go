@@ -465,7 +465,7 @@ func (o *runOpts) report(s *runner.Spec, dirs runner.Dirs, res *runner.Result, h
 		cut  bool
 		name string
 	}{{res.Truncated.Stdout, "stdout"}, {res.Truncated.Stderr, "stderr"}} {
-		if t.cut {
+		if t.cut && !res.CutByDisk {
 			a.note(fmt.Sprintf("%s cut at %s; the job ran on (%s); --max-output SIZE passes more on", t.name, s.MaxOutput.Human(), exit))
 		}
 	}

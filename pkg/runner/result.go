@@ -52,6 +52,9 @@ type Result struct {
 	Kern    Kern   `json:"kern"`
 	// Hints are at most one explanation with the flag that helps.
 	Hints []Hint `json:"hints"`
+	// CutByDisk says that a stream is cut because it could not be kept, and not
+	// because of --max-output.
+	CutByDisk bool `json:"-"`
 	// LimitsReason is why a cap is not in force, for a person.
 	LimitsReason string `json:"-"`
 	// Notes are for a person: what we did to the host's files after the run.

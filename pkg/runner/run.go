@@ -583,8 +583,16 @@ func (r *run) texts(res *Result) {
 		return
 	}
 	out, errs := r.stdout.keep, r.stderr.keep
-	res.Truncated.Stdout = res.Truncated.Stdout || out.err != nil
-	res.Truncated.Stderr = res.Truncated.Stderr || errs.err != nil
+	for _, k := range []struct {
+		name string
+		err  error
+		cut  *bool
+	}{{"stdout", out.err, &res.Truncated.Stdout}, {"stderr", errs.err, &res.Truncated.Stderr}} {
+		if k.err != nil {
+			*k.cut, res.CutByDisk = true, true
+			r.reported = append(r.reported, k.name+" is cut in the document: the rest could not be kept: "+errno(k.err))
+		}
+	}
 	res.Stdout = &Text{[]span{whole(out)}}
 	code := whole(errs)
 	if p := r.ev.payload; len(p) == payloadLen && p[byteOOM] == 1 && r.errMark >= 0 && r.errMark < errs.size {

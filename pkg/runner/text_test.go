@@ -246,3 +246,17 @@ func TestKernSentence(t *testing.T) {
 		}
 	}
 }
+
+// TestCaptureFullDisk: a stream that cannot be kept is cut, and the run goes on.
+func TestCaptureFullDisk(t *testing.T) {
+	c := &capture{dir: filepath.Join(t.TempDir(), "absent")} // as good as full
+	defer c.close()
+	for range 3 {
+		if n, err := c.Write(make([]byte, memoryPart)); n != memoryPart || err != nil {
+			t.Fatalf("%d, %v: the writer must not notice", n, err)
+		}
+	}
+	if c.err == nil || c.size != memoryPart {
+		t.Errorf("kept %d, error %v", c.size, c.err)
+	}
+}
