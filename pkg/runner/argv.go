@@ -1,8 +1,6 @@
 package runner
 
 import (
-	"crypto/rand"
-	"encoding/hex"
 	"math"
 	"os"
 	"slices"
@@ -15,12 +13,6 @@ import (
 
 // namePrefix begins the name of every box of ours in `kern ps`.
 const namePrefix = "kern-sbx-"
-
-func boxName() string {
-	var b [8]byte
-	rand.Read(b[:])
-	return namePrefix + hex.EncodeToString(b[:])
-}
 
 // backstop is how much later than ours kern's own timer ends a box (SIGTERM
 // then, SIGKILL two seconds later). It only matters when we cannot: suspended,

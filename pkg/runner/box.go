@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -27,10 +28,12 @@ type box struct {
 	s    proc // kern's supervisor, our child and the leader of its own session
 	w    proc // PID 1 of the box, as the host numbers it; zero until known
 	wfd  int  // pidfd of w, -1 until known
+	// wfile is the file of it, which the runtime polls.
+	wfile *os.File
 	// helpers are other children of the supervisor (its watchdog).
 	helpers []proc
 
-	process        *os.Process
+	pidfd          *os.File // of the supervisor; nil where the kernel gave none
 	stdin          *os.File // write end, nil without stdin
 	stdout, stderr *os.File // read ends
 	started        *os.File // KERN_STARTED_FD
@@ -41,10 +44,16 @@ type box struct {
 	unsent bool      // nobody was at the gate any more
 
 	exited  chan struct{} // closed when the supervisor has been waited for
-	state   *os.ProcessState
+	state   *exitState    // nil when it could not be waited for
 	ended   chan struct{} // closed when PID 1 of the box is gone
 	release chan struct{} // closed when the thread that started kern may go
 	once    sync.Once
+}
+
+// exitState is what the kernel says of a process that has ended.
+type exitState struct {
+	wait  unix.WaitStatus
+	usage unix.Rusage
 }
 
 // alive is what KERN_ALIVE_FD has said so far.
@@ -142,9 +151,9 @@ func startBox(kern string, argv []string, name string, env, tty *os.File, stdin 
 	if err != nil {
 		return nil, err
 	}
-	files := []*os.File{in, out, errw, fdStarted: startedW, fdAlive: aliveW, fdGate: gateR, fdEnv: env}
-	attr := &os.ProcAttr{
-		Files: files,
+	pidfd := -1
+	attr := &syscall.ProcAttr{
+		Files: []uintptr{in.Fd(), out.Fd(), errw.Fd(), fdStarted: startedW.Fd(), fdAlive: aliveW.Fd(), fdGate: gateR.Fd(), fdEnv: env.Fd()},
 		Env: kernEnv(
 			"KERN_STARTED_FD="+strconv.Itoa(fdStarted),
 			"KERN_ALIVE_FD="+strconv.Itoa(fdAlive),
@@ -152,7 +161,7 @@ func startBox(kern string, argv []string, name string, env, tty *os.File, stdin 
 		),
 		// Its own session: a box shares kern's process group, and kill(0, …) in
 		// the box must not reach us.
-		Sys: &unix.SysProcAttr{Setsid: true},
+		Sys: &unix.SysProcAttr{Setsid: true, PidFD: &pidfd},
 	}
 	started := make(chan error)
 	go func() {
@@ -161,7 +170,9 @@ func startBox(kern string, argv []string, name string, env, tty *os.File, stdin 
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		var e error
-		b.process, e = os.StartProcess(kern, argv, attr)
+		// Not os.StartProcess: it forks once more the first time, to see whether
+		// the kernel knows pidfds.
+		b.s.pid, e = syscall.ForkExec(kern, argv, attr)
 		started <- e
 		if e == nil {
 			<-b.release
@@ -170,13 +181,32 @@ func startBox(kern string, argv []string, name string, env, tty *os.File, stdin 
 	if err = <-started; err != nil {
 		return nil, err
 	}
-	b.s = proc{b.process.Pid, procStart(b.process.Pid)}
+	if pidfd >= 0 {
+		b.pidfd = pollable(pidfd)
+	}
+	b.s.start = procStart(b.s.pid)
 	go b.alive.watch(aliveR)
-	go func() {
-		b.state, _ = b.process.Wait()
-		close(b.exited)
-	}()
+	go b.await()
 	return b, nil
+}
+
+// await waits for the supervisor, without a thread of its own where the kernel
+// gave a descriptor: on a short run each thread costs.
+func (b *box) await() {
+	defer close(b.exited)
+	if b.pidfd != nil {
+		awaitPidfd(b.pidfd)
+	}
+	st := &exitState{}
+	for {
+		_, err := unix.Wait4(b.s.pid, &st.wait, 0, &st.usage)
+		if err == nil {
+			b.state = st
+		}
+		if !errors.Is(err, unix.EINTR) {
+			return
+		}
+	}
 }
 
 // findInit looks for PID 1 of the box among the children of the supervisor.
@@ -192,8 +222,9 @@ func (b *box) findInit() bool {
 		// The supervisor is alive and has not waited for it, so the number
 		// still means the same process.
 		b.w, b.wfd = proc{pid, procStart(pid)}, fd
+		b.wfile = pollable(fd)
 		go func() {
-			awaitPidfd(fd)
+			awaitPidfd(b.wfile)
 			close(b.ended)
 		}()
 		break
@@ -209,14 +240,24 @@ func (b *box) findInit() bool {
 	return true
 }
 
+// pollable makes a file of a descriptor that the runtime's poller waits for.
+func pollable(fd int) *os.File {
+	unix.SetNonblock(fd, true)
+	return os.NewFile(uintptr(fd), "pidfd")
+}
+
 // awaitPidfd returns when the process has ended. PID 1 of a namespace ends
 // only after everything else in it has.
-func awaitPidfd(fd int) {
-	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-	for {
-		if n, err := unix.Poll(p, -1); n > 0 || (err != nil && !errors.Is(err, unix.EINTR)) {
-			return
-		}
+func awaitPidfd(f *os.File) {
+	ready := func(fd uintptr, wait int) bool {
+		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		n, err := unix.Poll(p, wait)
+		return n > 0 || (err != nil && !errors.Is(err, unix.EINTR))
+	}
+	if conn, err := f.SyscallConn(); err == nil && conn.Read(func(fd uintptr) bool { return ready(fd, 0) }) == nil {
+		return
+	}
+	for !ready(f.Fd(), -1) { // not one for the poller
 	}
 }
 
@@ -311,7 +352,7 @@ func (b *box) finish(kern string, stopped bool) {
 		b.stopByName(kern)
 	}
 	unix.Kill(-b.s.pid, unix.SIGKILL)
-	b.process.Kill()
+	b.s.kill()
 	b.waitExit(groupTime)
 	b.reap()
 }
@@ -413,14 +454,10 @@ func (b *box) payload() []byte {
 func (b *box) close() {
 	b.once.Do(func() {
 		close(b.release)
-		for _, f := range []*os.File{b.stdin, b.stdout, b.stderr, b.started, b.gate} {
+		for _, f := range []*os.File{b.stdin, b.stdout, b.stderr, b.started, b.gate, b.pidfd, b.wfile} {
 			if f != nil {
 				f.Close()
 			}
-		}
-		if b.wfd >= 0 {
-			// The watcher is done: the process has ended.
-			unix.Close(b.wfd)
 		}
 	})
 }

@@ -41,13 +41,14 @@ type caps struct {
 
 type madeGroup struct {
 	group *cgroup.Group
+	full  <-chan struct{}
 	bound cgroup.Bound
 	err   error
 }
 
 // makeGroupEarly begins to make the cgroup if it is likely to be needed: it was
 // the last time on this machine, or there was no last time.
-func (r *run) makeGroupEarly() {
+func (r *run) makeGroupEarly(ctx context.Context) {
 	s := r.spec
 	if s.Memory == 0 && s.PIDs == 0 && s.CPUs == 0 {
 		return
@@ -56,13 +57,17 @@ func (r *run) makeGroupEarly() {
 		return
 	}
 	r.caps.early = make(chan madeGroup, 1)
-	go func() { r.caps.early <- r.makeGroup() }()
+	go func() { r.caps.early <- r.makeGroup(ctx) }()
 }
 
-func (r *run) makeGroup() madeGroup {
+func (r *run) makeGroup(ctx context.Context) madeGroup {
 	s := r.spec
 	g, b, err := cgroup.Create(r.groupName(), cgroup.Limits{Memory: int64(s.Memory), PIDs: s.PIDs, CPUs: s.CPUs})
-	return madeGroup{g, b, err}
+	m := madeGroup{group: g, bound: b, err: err}
+	if err == nil {
+		m.full = g.Watch(ctx)
+	}
+	return m
 }
 
 // dropGroup removes the cgroup, used or not, and keeps what it counted.
@@ -127,7 +132,7 @@ func (r *run) cap(ctx context.Context) error {
 		made = <-c.early
 		c.early = nil
 	} else {
-		made = r.makeGroup()
+		made = r.makeGroup(ctx)
 	}
 	bound := made.bound
 	if made.err == nil {
@@ -135,7 +140,7 @@ func (r *run) cap(ctx context.Context) error {
 			made.group.Remove()
 			bound = cgroup.Bound{Reason: err.Error()}
 		} else {
-			c.group, c.full = made.group, made.group.Watch(ctx)
+			c.group, c.full = made.group, made.full
 		}
 	}
 	c.reason = bound.Reason

@@ -175,7 +175,6 @@ type runDir struct {
 	name string
 	dir  *os.File // locked
 
-	blank *os.File      // the record, made and not written yet
 	early chan struct{} // closed when emptying is done that began before remove
 }
 
@@ -193,9 +192,7 @@ func makeRunDir(base string) (*runDir, error) {
 	// Between the mkdir and the lock a sweep by another process may take the
 	// directory for a dead one and remove it. Then the next one is tried.
 	for range 100 {
-		var id [8]byte
-		rand.Read(id[:])
-		r := &runDir{base: b, name: hex.EncodeToString(id[:])}
+		r := &runDir{base: b, name: newID()}
 		r.path = filepath.Join(all, r.name)
 		if err = unix.Mkdirat(int(b.Fd()), r.name, 0o700); err != nil {
 			err = &os.PathError{Op: "mkdir", Path: r.path, Err: err}
@@ -222,6 +219,13 @@ func makeRunDir(base string) (*runDir, error) {
 	}
 	b.Close()
 	return nil, err
+}
+
+// newID is 16 hexadecimal digits: what names a run, its box and its cgroup.
+func newID() string {
+	var id [8]byte
+	rand.Read(id[:])
+	return hex.EncodeToString(id[:])
 }
 
 // sameEntry says whether name in dir is still the directory that was opened.
@@ -276,12 +280,16 @@ func (r *runDir) empty() {
 // makes in a second what takes a minute to delete.
 func (r *runDir) remove(patience time.Duration, sweeper []string) error {
 	done := make(chan error, 1)
-	go func() {
-		if r.early != nil {
-			<-r.early
-		}
-		done <- workspace.RemoveAt(r.base, r.name)
-	}()
+	if r.early != nil && r.emptied() {
+		done <- nil
+	} else {
+		go func() {
+			if r.early != nil {
+				<-r.early
+			}
+			done <- workspace.RemoveAt(r.base, r.name)
+		}()
+	}
 	var late <-chan time.Time
 	if len(sweeper) > 0 {
 		t := time.NewTimer(patience)
@@ -300,6 +308,17 @@ func (r *runDir) remove(patience time.Duration, sweeper []string) error {
 	r.dir.Close()
 	r.base.Close()
 	return err
+}
+
+// emptied removes a directory that nothing but the record is left in.
+func (r *runDir) emptied() bool {
+	select {
+	case <-r.early:
+	default:
+		return false
+	}
+	unix.Unlinkat(int(r.dir.Fd()), recordFile, 0)
+	return unix.Unlinkat(int(r.base.Fd()), r.name, unix.AT_REMOVEDIR) == nil
 }
 
 // The descriptors of a process that goes on deleting.
@@ -359,49 +378,43 @@ func isRunName(s string) bool {
 // record says which box belongs to the run, so that a later start can end it
 // when we were killed and it was not. The code in the box starts only after
 // this has been written.
+//
+// It is the text of a symbolic link: made whole or not at all, and a file system
+// keeps one this short without a block of its own, so that it costs nothing to
+// make and to remove.
 const recordFile = "box"
 
-func (r *runDir) record(name string, s, w proc) error {
-	f := r.blank
-	if r.blank = nil; f == nil {
-		var err error
-		if f, err = r.create(recordFile, 0o600); err != nil {
-			return err
-		}
+func (r *runDir) record(s, w proc) error {
+	text := boxRecord{bootID(), s, w}.String()
+	if err := unix.Symlinkat(text, int(r.dir.Fd()), recordFile); err != nil {
+		return &os.PathError{Op: "symlink", Path: filepath.Join(r.path, recordFile), Err: err}
 	}
-	_, err := fmt.Fprintf(f, "kern-sbx box 1\nname %s\nboot %s\nsupervisor %d %d\ninit %d %d\n",
-		name, bootID(), s.pid, s.start, w.pid, w.start)
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	return err
+	return nil
 }
 
-// prepareRecord makes the empty file of it, while there is time.
-func (r *runDir) prepareRecord() {
-	r.blank, _ = r.create(recordFile, 0o600)
-}
-
+// boxRecord says which processes a box has, and in which boot.
 type boxRecord struct {
-	name, boot string
-	s, w       proc
+	boot string
+	s, w proc
 }
 
-func parseRecord(b []byte) (boxRecord, bool) {
+func (r boxRecord) String() string {
+	return fmt.Sprintf("1 %s %d %d %d %d", r.boot, r.s.pid, r.s.start, r.w.pid, r.w.start)
+}
+
+func parseRecord(text string) (boxRecord, bool) {
 	var r boxRecord
-	var version int
-	n, err := fmt.Sscanf(string(b), "kern-sbx box %d\nname %s\nboot %s\nsupervisor %d %d\ninit %d %d\n",
-		&version, &r.name, &r.boot, &r.s.pid, &r.s.start, &r.w.pid, &r.w.start)
-	ok := err == nil && n == 7 && b[len(b)-1] == '\n' && version == 1 && r.s.pid > 1 && r.w.pid > 1 && strings.HasPrefix(r.name, namePrefix) && !strings.ContainsAny(r.name, "/\x00")
-	return r, ok
+	n, err := fmt.Sscanf(text, "1 %s %d %d %d %d", &r.boot, &r.s.pid, &r.s.start, &r.w.pid, &r.w.start)
+	return r, err == nil && n == 5 && r.String() == text && r.s.pid > 1 && r.w.pid > 1
 }
 
+// bootID tells this boot from others: the beginning of a random number.
 func bootID() string {
-	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
+	b, err := readProc("/proc/sys/kernel/random/boot_id")
+	if err != nil || len(b) < 8 {
 		return "unknown"
 	}
-	return strings.TrimSpace(string(b))
+	return string(b[:8])
 }
 
 // sweep ends the boxes of runs whose kern-sbx died, and removes their
@@ -436,22 +449,19 @@ func sweepOne(base *os.File, r *runDir) {
 			rec.w.kill()
 			rec.s.kill()
 		}
-		forgetBox(rec.name, rec.s.pid)
+		forgetBox(namePrefix+r.name, rec.s.pid)
 	}
 	cgroup.Remove(namePrefix + r.name)
 	workspace.RemoveAt(base, r.name)
 }
 
 func (r *runDir) readRecord() (boxRecord, bool) {
-	fd, err := unix.Openat(int(r.dir.Fd()), recordFile, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	buf := make([]byte, 256)
+	n, err := unix.Readlinkat(int(r.dir.Fd()), recordFile, buf)
 	if err != nil {
 		return boxRecord{}, false
 	}
-	f := os.NewFile(uintptr(fd), recordFile)
-	defer f.Close()
-	buf := make([]byte, 1024)
-	n, _ := f.Read(buf)
-	return parseRecord(buf[:n])
+	return parseRecord(string(buf[:n]))
 }
 
 // kernRuntime lists where kern keeps its state of running boxes.

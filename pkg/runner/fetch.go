@@ -120,7 +120,7 @@ func Pull(ctx context.Context, f Fetch) error {
 	if anew {
 		// kern pull leaves a cached image alone; only a box makes kern fetch one
 		// anew. So this is one, whose command cannot be there.
-		name = boxName()
+		name = namePrefix + newID()
 		call.argv = []string{
 			"box", name, "--image", f.Image, "--pull", "always", "--entrypoint", "", "--read-only", "--quiet",
 			"--cap-drop", "ALL", "--no-uid-range", "--timeout", "10", "--stop-timeout", "0", "--", "/." + name,

@@ -6,11 +6,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 )
-
-type unixRusage = syscall.Rusage
 
 // samplePeak is how often the kernel's high-water mark of a box's cgroup is
 // read. kern removes the cgroup as soon as the box is gone, so its last value
@@ -25,7 +22,7 @@ type peakReader struct {
 
 // openPeak finds that cgroup; nil where kern made none.
 func openPeak(pid int) *peakReader {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cgroup")
+	b, err := readProc("/proc/" + strconv.Itoa(pid) + "/cgroup")
 	if err != nil {
 		return nil
 	}

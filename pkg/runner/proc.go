@@ -3,6 +3,7 @@ package runner
 import (
 	"bytes"
 	"os"
+	"slices"
 	"strconv"
 	"syscall"
 
@@ -18,10 +19,33 @@ type proc struct {
 	start uint64
 }
 
+// readProc reads a file of the kernel's, without the questions that os.ReadFile
+// asks of any file: what it answers is made at each read.
+func readProc(path string) ([]byte, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	b := make([]byte, 0, 2<<10)
+	for {
+		n, err := unix.Read(fd, b[len(b):cap(b)])
+		if err == unix.EINTR {
+			continue
+		}
+		if n <= 0 || err != nil {
+			return b, err
+		}
+		if b = b[:len(b)+n]; len(b) == cap(b) {
+			b = slices.Grow(b, len(b))
+		}
+	}
+}
+
 // stat reads the fields of /proc/PID/stat that come after the name. The name
 // is in parentheses and may hold anything, so the last parenthesis ends it.
 func procStat(pid int) ([][]byte, bool) {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	b, err := readProc("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
 		return nil, false
 	}
@@ -73,7 +97,7 @@ func (p proc) kill() {
 // has one, these are all; orphans that we adopt become ours through it too.
 func children(pid int) []int {
 	base := "/proc/" + strconv.Itoa(pid) + "/task/"
-	b, err := os.ReadFile(base + strconv.Itoa(pid) + "/children")
+	b, err := readProc(base + strconv.Itoa(pid) + "/children")
 	if err != nil {
 		return childrenByScan(pid)
 	}
@@ -109,7 +133,7 @@ func childrenByScan(pid int) []int {
 
 // status reads one field of /proc/PID/status.
 func procStatus(pid int, field string) string {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
+	b, err := readProc("/proc/" + strconv.Itoa(pid) + "/status")
 	if err != nil {
 		return ""
 	}

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -119,7 +118,7 @@ func (r *run) do(ctx context.Context) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	name := boxName()
+	name := namePrefix + r.dir.name
 	r.placed = s.place(ws, code)
 	argv, err := s.argv(name, r.placed, fdEnv)
 	if err != nil {
@@ -147,8 +146,7 @@ func (r *run) do(ctx context.Context) (*Result, error) {
 			return r.result(), nil
 		}
 	}
-	r.makeGroupEarly()
-	r.dir.prepareRecord()
+	r.makeGroupEarly(ctx)
 	if r.awaitStart(ctx) {
 		if s.TTY != nil {
 			close(r.stdout.done)
@@ -313,7 +311,7 @@ func (r *run) awaitStart(ctx context.Context) bool {
 			return false
 		}
 	}
-	if err := r.dir.record(b.name, b.s, b.w); err != nil {
+	if err := r.dir.record(b.s, b.w); err != nil {
 		// A run that could not be recorded could outlive us unseen.
 		r.ev.startErr = fmt.Errorf("the box cannot be recorded: %w", err)
 		return false
@@ -508,8 +506,7 @@ func (r *run) settle(ctx context.Context) {
 	select {
 	case <-b.exited:
 		if b.state != nil {
-			ws, _ := b.state.Sys().(syscall.WaitStatus)
-			r.ev.wait = unix.WaitStatus(ws)
+			r.ev.wait = b.state.wait
 		}
 	default:
 		r.ev.startErr = fmt.Errorf("kern does not answer and cannot be ended")
@@ -652,12 +649,10 @@ func (r *run) usage() Usage {
 	if r.box == nil || r.box.state == nil {
 		return u
 	}
-	st := r.box.state
-	u.CPUTimeMS = ptr((st.UserTime() + st.SystemTime()).Milliseconds())
-	if ru, ok := st.SysUsage().(*unixRusage); ok {
-		// Linux gives it in KiB.
-		u.PeakMemory, u.PeakMemorySource = ptr(ru.Maxrss<<10), ptr("largest-process")
-	}
+	ru := &r.box.state.usage
+	u.CPUTimeMS = ptr((ru.Utime.Nano() + ru.Stime.Nano()) / int64(time.Millisecond))
+	// Linux gives it in KiB.
+	u.PeakMemory, u.PeakMemorySource = ptr(ru.Maxrss<<10), ptr("largest-process")
 	if n := max(r.cgroup.peak(), r.peak); n > 0 {
 		u.PeakMemory, u.PeakMemorySource = &n, ptr("cgroup")
 	}
