@@ -1,15 +1,22 @@
 package agent
 
+import "github.com/kern-sbx/kern-sbx/pkg/agent/wire"
+
 // Name is the file name of the program in the box's directory of code.
 const Name = ".kern-sbx-agent"
 
 // Binary gives the program, and false in a build that does not carry it.
 func Binary() ([]byte, bool) { return binary, len(binary) > 0 }
 
-// Reports of the program, on the pipe it was given as standard error, when it
-// could not execute the command: one of these words, a blank, and the reason.
-// Nothing else can write there: no code of the box has run yet.
+// Reports of "agent tty"; see package wire.
 const (
-	NotFound      = "kern-sbx-agent: not-found"
-	NotExecutable = "kern-sbx-agent: not-executable"
+	NotFound      = wire.NotFound
+	NotExecutable = wire.NotExecutable
 )
+
+// Threads is the most tasks of "agent serve" itself that count against the pids
+// cap of its box. Commonly there are four: which of the Go runtime's first
+// goroutines find a thread of their own depends on the machine and the moment.
+// All exist before the first command, so a box that is full does not harm the
+// agent.
+const Threads = 6
