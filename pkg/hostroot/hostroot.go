@@ -149,9 +149,10 @@ func (h host) supported() error {
 }
 
 // topDirs exist, empty, in every skeleton: they are mount points of the box or
-// places that programs expect.
+// places that programs expect. kern makes those that are missing in a layer that it
+// has to delete again after each run.
 var topDirs = []string{
-	"usr", "etc", "proc", "sys", "dev", "tmp", "workspace", "root", "var", "run", "home", "mnt", "opt", "srv",
+	"usr", "etc", "proc", "sys", "sys/devices", "sys/fs", "sys/fs/cgroup", "dev", "tmp", "workspace", "root", "var", "run", "home", "mnt", "opt", "srv",
 }
 
 // topLinks are links into /usr on most hosts, and directories of their own on
