@@ -68,6 +68,22 @@ func StampOf(cache, ref string) (Stamp, bool) {
 	return Stamp{st.ModTime().UnixNano(), st.Size()}, true
 }
 
+// Entrypoint is the ENTRYPOINT that an image declares, which kern puts before
+// every command; nil for none.
+func Entrypoint(cache, ref string) []string {
+	meta, err := os.ReadFile(filepath.Join(cache, validate.CacheKey(ref)+".image"))
+	if err != nil {
+		return nil
+	}
+	var words []string
+	for line := range strings.Lines(string(meta)) {
+		if word, ok := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "entrypoint\t"); ok {
+			words = append(words, word)
+		}
+	}
+	return words
+}
+
 // ID identifies an image as it is cached here, as "cache:" and 32 hex digits:
 // kern records no digest of a tag, but it rewrites two files whenever it unpacks
 // one (rule F6).
