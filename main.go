@@ -1,5 +1,7 @@
 // kern-sbx runs code that you did not write in a fresh sandbox, from a shell
 // line or a CI step, and says who stopped it.
+//
+//go:debug containermaxprocs=0
 package main
 
 import (

@@ -20,6 +20,10 @@ type boxFlags struct {
 	hostTools                        []string
 
 	workspace, copyOf  string
+	workspaceMax       string
+	workspaceSize      string
+	trackFiles         bool
+	trackIgnore        []string
 	rootWorkspace      bool
 	setup              string
 	setupForce         bool
@@ -39,7 +43,8 @@ type boxFlags struct {
 	maxOutput          string
 	limits             string
 	requireLimits      bool
-	stdin, tty         bool
+	stdin, tty, init   bool
+	pool               string
 
 	network         string
 	egress          []string
@@ -77,7 +82,15 @@ func (b *boxFlags) add(c *cobra.Command) {
 	in(inRoot, "image", "rootfs", "pull", "host-tool")
 	in(inAdvanced, "pull-timeout", "pyc-cache")
 
-	f.StringVarP(&b.workspace, "workspace", "W", "", "mount `DIR` at /workspace and keep it (else: a private one, removed)")
+	f.StringVarP(&b.workspace, "workspace", "W", "", "mount `DIR` at /workspace, or one kept as @NAME (else: a private one, removed)")
+	f.BoolVar(&b.trackFiles, "track-files", false, "list the changed files (by itself with --json and a private workspace)")
+	f.StringArrayVar(&b.trackIgnore, "track-ignore", nil, "with --track-files: leave out names or paths that match `PATTERN`")
+	f.StringVar(&b.workspaceMax, "workspace-max", "auto", "let the workspace hold `SIZE`, or none; auto is 10g, and none for -W")
+	f.StringVar(&b.workspaceSize, "workspace-size", "none", "put the workspace into the memory of the box, at most `SIZE`; with -W copied back")
+	in(inAdvanced, "workspace-size")
+	in(inFiles, "track-files")
+	in(inLimits, "workspace-max")
+	in(inAdvanced, "track-ignore")
 	f.StringVar(&b.copyOf, "workspace-copy", "", "put a copy of `DIR` at /workspace; what the box does to it is thrown away")
 	f.StringVar(&b.setup, "setup", "", "first run `CMD` in a box with network, like 'pip install numpy'")
 	f.BoolVar(&b.setupForce, "setup-force", false, "with --setup: run it even when its packages are there")
@@ -91,9 +104,12 @@ func (b *boxFlags) add(c *cobra.Command) {
 	f.StringArrayVar(&b.envFiles, "env-file", nil, "read variables from `FILE`, as docker does")
 	f.StringVarP(&b.workdir, "workdir", "w", runner.WorkspaceDir, "start the command in `DIR`")
 	f.BoolVarP(&b.stdin, "interactive", "i", false, "give standard input to the command")
+	f.StringVar(&b.pool, "pool", "auto", "take a box that waits (kern-sbx prewarm): `WHEN` is auto, off or require")
+	f.BoolVar(&b.init, "init", false, "put a small init in front of the command: it reaps processes and passes signals on")
 	f.BoolVarP(&b.tty, "tty", "t", false, "give the command a terminal of its own; ^] ^] ^] ends it")
 	f.BoolVar(&b.rootWorkspace, "allow-root-workspace", false, "as root: keep a workspace that other users can reach")
 	in(inFiles, "workspace", "workspace-copy", "setup", "volume", "tmpfs", "env", "env-file", "workdir", "interactive", "tty")
+	in(inAdvanced, "init", "pool")
 	in(inAdvanced, "setup-force", "setup-env", "deps-readonly", "mount", "writable", "allow-root-workspace")
 
 	f.StringVarP(&b.memory, "memory", "m", runner.DefaultMemory.String(), "cap the memory of the whole box at `SIZE`, or none")
@@ -139,13 +155,13 @@ func (b *boxFlags) add(c *cobra.Command) {
 	c.RegisterFlagCompletionFunc("pyc-cache", cobra.FixedCompletions([]cobra.Completion{"auto", "off"}, cobra.ShellCompDirectiveNoFileComp))
 	c.RegisterFlagCompletionFunc("pull", cobra.FixedCompletions([]cobra.Completion{"missing", "never", "always"}, cobra.ShellCompDirectiveNoFileComp))
 	c.RegisterFlagCompletionFunc("rootfs", completeDirs)
-	c.RegisterFlagCompletionFunc("workspace", completeDirs)
+	c.RegisterFlagCompletionFunc("workspace", completeWorkspaces)
 	c.RegisterFlagCompletionFunc("workspace-copy", completeDirs)
 	c.RegisterFlagCompletionFunc("limits", cobra.FixedCompletions([]cobra.Completion{"auto", "kern", "own", "off"}, cobra.ShellCompDirectiveNoFileComp))
 	c.RegisterFlagCompletionFunc("network", cobra.FixedCompletions([]cobra.Completion{"none", "host"}, cobra.ShellCompDirectiveNoFileComp))
 	c.RegisterFlagCompletionFunc("security-profile", cobra.FixedCompletions([]cobra.Completion{"untrusted"}, cobra.ShellCompDirectiveNoFileComp))
 	c.RegisterFlagCompletionFunc("writable", cobra.FixedCompletions(guarded, cobra.ShellCompDirectiveNoFileComp))
-	for _, n := range []string{"memory", "cpus", "pids-limit", "timeout", "start-timeout", "pull-timeout", "max-output", "host-tool", "workdir", "setup"} {
+	for _, n := range []string{"memory", "cpus", "pids-limit", "timeout", "start-timeout", "pull-timeout", "max-output", "workspace-max", "workspace-size", "track-ignore", "host-tool", "workdir", "setup"} {
 		c.RegisterFlagCompletionFunc(n, cobra.NoFileCompletions)
 	}
 }

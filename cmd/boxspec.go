@@ -16,6 +16,7 @@ import (
 	"github.com/kern-sbx/kern-sbx/pkg/hostroot"
 	"github.com/kern-sbx/kern-sbx/pkg/runner"
 	"github.com/kern-sbx/kern-sbx/pkg/validate"
+	"github.com/kern-sbx/kern-sbx/pkg/workspace"
 )
 
 // spec turns the flags into a Spec. Every look at a path of the user's counts
@@ -33,6 +34,7 @@ func (b *boxFlags) spec(a *app, budget *runner.Budget, dirs runner.Dirs) (*runne
 		set("--pull", &validate.Error{Value: b.pull, Reason: "not one of missing, never, always"})
 	}
 	set("--limits", oneOf("auto", "kern", "own", "off")(b.limits))
+	set("--pool", oneOf(runner.PoolAuto, runner.PoolOff, runner.PoolRequire)(b.pool))
 	if b.limits == runner.LimitsOff && b.requireLimits {
 		set("--require-limits", &validate.Error{Value: "--limits off", Reason: "nobody enforces anything then", Fix: "leave out one of the two"})
 	}
@@ -54,6 +56,20 @@ func (b *boxFlags) spec(a *app, budget *runner.Budget, dirs runner.Dirs) (*runne
 	set("--timeout", e)
 	s.MaxOutput, e = validate.ParseLimit(b.maxOutput)
 	set("--max-output", e)
+	s.WorkspaceMax, e = workspaceMax(b.workspaceMax)
+	set("--workspace-max", e)
+	if b.workspaceMax == "auto" {
+		s.WorkspaceMax = runner.AutoSize
+	}
+	s.WorkspaceSize, e = validate.ParseLimit(b.workspaceSize)
+	set("--workspace-size", e)
+	if e == nil && s.WorkspaceSize > 0 {
+		set("--workspace-size", b.sizeFits(s))
+	}
+	for _, p := range b.trackIgnore {
+		set("--track-ignore", workspace.CheckIgnore(p))
+	}
+	s.TrackIgnore = b.trackIgnore
 	s.Workdir, e = validate.Workdir(b.workdir)
 	set("--workdir", e)
 	s.StartTimeout = budget.Time
@@ -87,6 +103,27 @@ func (b *boxFlags) spec(a *app, budget *runner.Budget, dirs runner.Dirs) (*runne
 
 // mostSetup keeps a setup within what the kernel takes as one argument.
 const mostSetup = 100 << 10
+
+// sizeFits refuses a workspace in memory together with what it cannot be had with.
+func (b *boxFlags) sizeFits(s *runner.Spec) error {
+	u, _, _ := strings.Cut(b.user, ":")
+	switch {
+	case s.Memory > 0 && s.WorkspaceSize > s.Memory:
+		return &validate.Error{Value: b.workspaceSize, Reason: "more than the memory of the box (" + s.Memory.String() + "), which it is part of", Fix: "write less, or raise --memory"}
+	case b.given["workspace-max"] != "" && s.WorkspaceMax > 0:
+		return &validate.Error{Value: b.workspaceSize, Reason: "--workspace-max limits the workspace already", Fix: "give one of the two"}
+	case b.workspace != "" && u != "" && u != "0" && u != "root":
+		return &validate.Error{Value: b.workspaceSize, Reason: "what another user of the box makes could not be copied back", Fix: "leave out --user or -W"}
+	}
+	return nil
+}
+
+// tracks says whether changed files are looked for: when that was asked for, and
+// by itself for a document about a private workspace, where it costs one look at
+// what the run left (rule F12).
+func (b *boxFlags) tracks(s *runner.Spec) bool {
+	return b.trackFiles || b.given["track-files"] == "" && s.Capture && s.Workspace == ""
+}
 
 // setUp takes what makes the workspace ready before the run.
 func (b *boxFlags) setUp(s *runner.Spec) error {
@@ -216,6 +253,11 @@ var guarded = []string{".git", ".kern-sbx.toml", ".envrc", ".vscode", ".idea", "
 func (b *boxFlags) guard(s *runner.Spec) error {
 	for _, name := range guarded {
 		if slices.Contains(b.writable, name) {
+			continue
+		}
+		if s.WorkspaceSize > 0 {
+			// The box has a copy of its own, which is not copied back.
+			s.Keep = append(s.Keep, name)
 			continue
 		}
 		st, err := os.Lstat(filepath.Join(s.Workspace, name))
@@ -348,7 +390,12 @@ func (b *boxFlags) files(a *app, s *runner.Spec, budget *runner.Budget, rules va
 			return err
 		}
 	}
-	if b.workspace != "" {
+	switch {
+	case strings.HasPrefix(b.workspace, workspace.NamePrefix):
+		if err := b.named(a, s, budget); err != nil {
+			return err
+		}
+	case b.workspace != "":
 		path := abs(b.workspace)
 		var err error
 		if s.Workspace, err = source("--workspace", path); err != nil {
@@ -374,6 +421,30 @@ func (b *boxFlags) files(a *app, s *runner.Spec, budget *runner.Budget, rules va
 		}
 	}
 	return b.memoryFiles(s)
+}
+
+// named takes a workspace that is kept by name. It lies among our own files, where
+// nothing else may be mounted from, and nobody obeys what is in it: so the rules
+// about a directory of the user's are not asked. It stays this process's alone
+// until its end.
+func (b *boxFlags) named(a *app, s *runner.Spec, budget *runner.Budget) error {
+	dir, _, err := a.workspacePath(b.workspace, toMake)
+	if err != nil {
+		return validate.In("--workspace", err)
+	}
+	if u, _, _ := strings.Cut(b.user, ":"); u != "" && u != "0" && u != "root" {
+		// Another user of the box; the directory above keeps everybody else out.
+		if err := os.Chmod(dir, 0o777); err != nil {
+			return err
+		}
+	}
+	return budget.Touch(dir, func() error {
+		pin, err := runner.PinSource(dir)
+		if err == nil {
+			s.Workspace, s.Pins[dir] = dir, pin
+		}
+		return validate.In("--workspace", err)
+	})
 }
 
 func (b *boxFlags) volumesAndMounts(a *app, s *runner.Spec, cwd string, source func(field, path string) (string, error)) error {

@@ -115,7 +115,8 @@ func resultSchemaOf(t *testing.T) []byte {
 		reflect.TypeFor[runner.FaultType](): {Type: "string", Enum: []any{
 			runner.Timeout, runner.OOM, runner.Killed, runner.EscapeBlocked, runner.WorkspaceFull, runner.ExecFailed, runner.StartupFailed,
 		}},
-		reflect.TypeFor[time.Time](): {Type: "string", Format: "date-time"},
+		reflect.TypeFor[time.Time]():   {Type: "string", Format: "date-time"},
+		reflect.TypeFor[runner.Name](): {Description: "A name out of a box: a string when it is UTF-8, else an object with base64.", AnyOf: text.AnyOf[:2]},
 	}
 	s, err := jsonschema.For[runner.Result](&jsonschema.ForOptions{TypeSchemas: schemas})
 	if err != nil {
@@ -128,6 +129,14 @@ func resultSchemaOf(t *testing.T) []byte {
 	for _, name := range []string{"stdout", "stderr", "code_stderr", "runtime_notes"} {
 		s.Properties[name] = text
 	}
+	var kinds []any
+	for _, k := range runner.RichTypes {
+		kinds = append(kinds, k.MIME)
+	}
+	data := s.Properties["results"].Items.Properties["data"]
+	data.Description = "Representations by MIME type: text as it is, pictures in base64. All of it comes out of the box."
+	data.PropertyNames = &jsonschema.Schema{Enum: kinds}
+	data.MinProperties = jsonschema.Ptr(1)
 	s.Title = "The result of one kern-sbx run"
 	s.Properties["schema"].Const = jsonschema.Ptr[any](runner.Schema)
 	b, err := json.MarshalIndent(s, "", "  ")

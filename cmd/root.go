@@ -35,6 +35,8 @@ type app struct {
 	out    *os.File
 	err    *os.File
 	env    func(string) string
+	args   []string // the command line, without the program
+	held   bool     // this is the process in the background that the command line asks for
 	global globalFlags
 }
 
@@ -69,7 +71,7 @@ const refused = 125
 
 // Main runs the program and gives its exit code.
 func Main(b Build, args []string) int {
-	a := &app{build: b, in: os.Stdin, out: os.Stdout, err: os.Stderr, env: os.Getenv}
+	a := &app{build: b, in: os.Stdin, out: os.Stdout, err: os.Stderr, env: os.Getenv, args: args}
 	root := a.rootCommand()
 	root.SetArgs(args)
 	err := root.ExecuteContext(context.Background())
@@ -153,7 +155,7 @@ run: the code itself, or the sandbox.`,
 	root.SetHelpCommandGroupID(groupHost)
 	root.SetCompletionCommandGroupID(groupHost)
 	a.addGlobalFlags(root)
-	root.AddCommand(a.runCommand(), a.imageCommand(), a.compileCommand(), a.sweepCommand(), a.configCommand(), a.explainCommand(), a.schemaCommand(), a.versionCommand(), a.manCommand())
+	root.AddCommand(a.runCommand(), a.kernelCommand(), a.prewarmCommand(), a.snapshotCommand(), a.filesCommand(), a.workspaceCommand(), a.imageCommand(), a.compileCommand(), a.sweepCommand(), a.holdCommand(), a.configCommand(), a.explainCommand(), a.schemaCommand(), a.versionCommand(), a.manCommand())
 	root.AddCommand(a.helpTopics()...)
 	root.SetHelpFunc(a.help)
 	root.SetUsageFunc(func(c *cobra.Command) error { a.help(c, nil); return nil })

@@ -18,6 +18,7 @@ import (
 	"github.com/kern-sbx/kern-sbx/pkg/hostroot"
 	"github.com/kern-sbx/kern-sbx/pkg/interp"
 	"github.com/kern-sbx/kern-sbx/pkg/kernbin"
+	"github.com/kern-sbx/kern-sbx/pkg/pool"
 	"github.com/kern-sbx/kern-sbx/pkg/runner"
 	"github.com/kern-sbx/kern-sbx/pkg/term"
 	"github.com/kern-sbx/kern-sbx/pkg/validate"
@@ -28,6 +29,7 @@ type runOpts struct {
 	*app
 	box              boxFlags
 	code, file, lang string
+	outDir           string
 	hasCode, hasFile bool
 	plan             bool
 	argv             []string
@@ -62,8 +64,9 @@ call, 126/127 not executable/not found, 125 the box never started.`,
 	f.StringVarP(&o.code, "code", "c", "", "run `CODE`; what follows are its arguments")
 	f.StringVarP(&o.file, "file", "f", "", "run `FILE`, or - for standard input; what follows are its arguments")
 	f.StringVar(&o.lang, "lang", "", "run it as `NAME`: python, node, bash, sh (else: by the file's ending)")
+	f.StringVar(&o.outDir, "out", "", "write what the code displays, and its last value, as files into `DIR`")
 	f.BoolVar(&o.plan, "plan", false, "show what would be started, and start nothing")
-	for _, n := range []string{"code", "file", "lang"} {
+	for _, n := range []string{"code", "file", "lang", "out"} {
 		f.SetAnnotation(n, flagGroup, []string{inCode})
 	}
 	f.SetAnnotation("plan", flagGroup, []string{inAdvanced})
@@ -117,8 +120,8 @@ func (o *runOpts) run(c *cobra.Command) error {
 
 // writePlan says what would be started.
 func (o *runOpts) writePlan(ctx context.Context, budget *runner.Budget, dirs runner.Dirs, s *runner.Spec) error {
-	if o.box.tty && !s.UseTTY(o.in, nil) {
-		return errNoAgent
+	if o.box.tty {
+		s.TTY = o.in // only that there is one counts
 	}
 	p, err := runner.NewPlan(ctx, budget, dirs, s)
 	if err != nil {
@@ -135,8 +138,6 @@ func (o *runOpts) writePlan(ctx context.Context, budget *runner.Budget, dirs run
 	}
 	return nil
 }
-
-var errNoAgent = errors.New("-t needs the program that runs in the box, and this build carries none; make build gives one that does")
 
 // execute does the work; report prints what a person should know beside the
 // output.
@@ -178,6 +179,12 @@ func (o *runOpts) execute(c *cobra.Command, sigs chan os.Signal) (res *runner.Re
 			return validate.In("--result", e)
 		})
 	}
+	var saved *workspace.OutputDir
+	if err == nil && !o.plan {
+		if saved, err = openOut(budget, o.outDir); saved != nil {
+			defer saved.Close()
+		}
+	}
 	close(prepared)
 	<-watched
 	var in *interruptedError
@@ -206,6 +213,7 @@ func (o *runOpts) execute(c *cobra.Command, sigs chan os.Signal) (res *runner.Re
 	}
 	s.Signals, s.Sweeper = sigs, []string{sweepName}
 	s.Capture = a.global.json || output != nil
+	s.Track = o.box.tracks(s)
 	s.Stdout, s.Stderr = show.out, show.err
 	s.Progress = func(label string) func() {
 		if a.global.quiet {
@@ -221,6 +229,14 @@ func (o *runOpts) execute(c *cobra.Command, sigs chan os.Signal) (res *runner.Re
 	show.end()
 	if err != nil {
 		res = runner.Refused(err)
+	}
+	if saved != nil && refusal == nil {
+		if err := saveResults(saved, 1, res.Results); err != nil {
+			a.say("error", "the results could not be written: "+err.Error())
+			if res.Status == 0 {
+				res.Status, res.OK = 1, false
+			}
+		}
 	}
 	hint, found := o.hint(s, program, res, refusal, show)
 	if found {
@@ -284,6 +300,9 @@ func (o *runOpts) prepare(ctx context.Context, budget *runner.Budget, dirs runne
 	case len(o.argv) == 0:
 		return nil, nil, &exitError{code: refused, err: errors.New("nothing to run: give a command after --, code with -c, or a file with -f"), hint: "kern-sbx run --help has examples"}
 	}
+	if o.outDir != "" && (program == nil || program.Lang != "python" || o.box.tty) {
+		return nil, nil, &validate.Error{Field: "--out", Value: o.outDir, Reason: "only code in python, without -t, has results", Fix: "give the code with -c or -f"}
+	}
 	for _, w := range o.argv {
 		if strings.ContainsRune(w, 0) {
 			return nil, nil, &validate.Error{Field: "command", Value: w, Reason: "a zero byte in an argument"}
@@ -299,17 +318,24 @@ func (o *runOpts) prepare(ctx context.Context, budget *runner.Budget, dirs runne
 	s.Argv = o.argv
 	if program != nil {
 		s.Argv, s.Code = program.Argv, program.Files
+		s.Results = program.Lang == "python" && !o.box.tty && a.wantsResults(o.outDir)
+		if program.Lang == "python" {
+			pythonEnv(s)
+		}
 		if program.Lang == "node" && !hasEnv(s.Env, "NODE_PATH") {
 			// The code lies outside the workspace; its modules lie inside.
 			s.Env = append(s.Env, validate.KV{Key: "NODE_PATH", Value: runner.WorkspaceDir + "/node_modules"})
 		}
 	}
+	s.Init = o.box.init
+	if program != nil && program.Lang == "python" {
+		f := program.Files[0]
+		s.Cell = &runner.Cell{File: runner.CodeDir + "/" + f.Name, Code: f.Content, Args: o.argv}
+	}
 	if o.box.stdin {
 		s.Stdin = a.in
 	}
-	if s.HostNetwork {
-		a.note("--network host: the box reaches this machine's loopback and abstract sockets, the local network, and a cloud's metadata at 169.254.169.254")
-	}
+	a.noteHostNetwork(s)
 	if o.box.tty {
 		if err := o.checkTTY(); err != nil {
 			return nil, nil, err
@@ -318,11 +344,26 @@ func (o *runOpts) prepare(ctx context.Context, budget *runner.Budget, dirs runne
 			s.Timeout = 0 // somebody sits there
 		}
 	}
+	s.PoolRequired = o.box.pool == runner.PoolRequire
+	if o.box.pool != runner.PoolOff && s.TTY == nil && !o.box.tty {
+		if found := pool.FindClaimer(a.env, dirs); found != nil {
+			s.Claimer = found
+		} else if s.PoolRequired {
+			s.Claimer = noPools{}
+		}
+	}
 	s.Kern, err = a.findKern(ctx, dirs)
 	if err == nil && o.box.pycCache == "auto" && isPython(s.Argv) {
 		s.Compiler = []string{"--kern", s.Kern.Path, compileName}
 	}
 	return s, program, err
+}
+
+// noPools is a Claimer that has none.
+type noPools struct{}
+
+func (noPools) Claim(context.Context, string, *runner.Call) (*runner.Result, error) {
+	return nil, fmt.Errorf("%w: there is no pool", runner.ErrNotPooled)
 }
 
 // checkTTY refuses what a terminal cannot be had together with.
@@ -347,11 +388,39 @@ func (o *runOpts) openTTY(s *runner.Spec) (*term.Session, error) {
 		return nil, err
 	}
 	s.Kill, s.Stdin = kill, nil
-	if !s.UseTTY(session.Slave, session.Start) {
-		session.Close()
-		return nil, errNoAgent
-	}
+	s.TTY, s.TTYStarted = session.Slave, session.Start
 	return session, nil
+}
+
+func (a *app) noteHostNetwork(s *runner.Spec) {
+	if s.HostNetwork {
+		a.note("--network host: the box reaches this machine's loopback and abstract sockets, the local network, and a cloud's metadata at 169.254.169.254")
+	}
+}
+
+// pythonEnv gives python what it needs in a box.
+func pythonEnv(s *runner.Spec) {
+	if !hasEnv(s.Env, "MPLCONFIGDIR") {
+		// matplotlib writes there at its first import, and says so aloud when it
+		// cannot.
+		s.Env = append(s.Env, validate.KV{Key: "MPLCONFIGDIR", Value: scratch(s) + "/.matplotlib"})
+	}
+}
+
+// scratch is a directory of the box that can be written and is not kept, or else
+// the workspace.
+func scratch(s *runner.Spec) string {
+	for _, t := range s.Tmpfs {
+		if t.Target == "/tmp" {
+			return t.Target
+		}
+	}
+	for _, m := range s.Mounts {
+		if m.Target == "/tmp" && !m.ReadOnly {
+			return m.Target
+		}
+	}
+	return runner.WorkspaceDir
 }
 
 func hasEnv(all []validate.KV, key string) bool {
@@ -379,7 +448,7 @@ func (a *app) findKern(ctx context.Context, dirs runner.Dirs) (*kernbin.Kern, er
 // hint asks the one table.
 func (o *runOpts) hint(s *runner.Spec, p *interp.Program, res *runner.Result, refusal error, show *show) (hints.Hint, bool) {
 	f := &hints.Facts{
-		Argv: s.Command(), Image: s.Image, ImageGiven: o.box.given["image"] == fromFlag || o.box.given["rootfs"] == fromFlag,
+		Argv: s.Argv, Image: s.Image, ImageGiven: o.box.given["image"] == fromFlag || o.box.given["rootfs"] == fromFlag,
 		TimeoutIsDefault: o.box.given["timeout"] == "", Timeout: s.Timeout,
 		IsImage:    func(w string) bool { return runner.IsCachedImage(os.Getenv, w) },
 		IsHostFile: isHostFile,
@@ -396,7 +465,7 @@ func (o *runOpts) hint(s *runner.Spec, p *interp.Program, res *runner.Result, re
 		f.Lang = p.Lang
 	}
 	if res.Fault != nil && res.Fault.Type == runner.ExecFailed && s.Host != nil {
-		f.HostTool, _ = soon(func() string { return hostroot.Outside(s.Command()[0], o.env("PATH")) })
+		f.HostTool, _ = soon(func() string { return hostroot.Outside(s.Argv[0], o.env("PATH")) })
 	}
 	if s.Stdin == nil && s.TTY == nil && o.file != "-" {
 		f.StdinWaiting = stdinWaiting(o.in)
@@ -449,6 +518,7 @@ func stdinWaiting(in *os.File) bool {
 // what was cut, who ended the run, and at most one hint.
 func (o *runOpts) report(s *runner.Spec, dirs runner.Dirs, res *runner.Result, hint hints.Hint, found bool) {
 	a := o.app
+	a.showResults(res.Results, res.Truncated.Results)
 	if a.global.verbose && !a.global.quiet {
 		for line := range strings.Lines(string(res.RuntimeNotes.Head(16 << 10))) {
 			a.say("kern", strings.TrimRight(line, "\n"))
@@ -456,6 +526,9 @@ func (o *runOpts) report(s *runner.Spec, dirs runner.Dirs, res *runner.Result, h
 	}
 	for _, n := range res.Notes {
 		a.say("note", n) // what was done to the host's files is said with -q too
+	}
+	if o.box.given["track-files"] != "" {
+		o.reportFiles(res)
 	}
 	exit := "still running then"
 	if res.ExitCode != nil {

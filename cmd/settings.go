@@ -12,6 +12,7 @@ import (
 	"github.com/kern-sbx/kern-sbx/pkg/config"
 	"github.com/kern-sbx/kern-sbx/pkg/interp"
 	"github.com/kern-sbx/kern-sbx/pkg/validate"
+	"github.com/kern-sbx/kern-sbx/pkg/workspace"
 )
 
 // notKeys are flags of a box that are part of one command line and make no
@@ -26,20 +27,32 @@ var keyRules = map[string]struct {
 	tighter func(candidate, current string) bool
 	safe    func(string) bool
 }{
-	"memory":        {check: check(validate.ParseLimit), tighter: atMost(validate.ParseLimit)},
-	"max-output":    {check: check(validate.ParseLimit), tighter: atMost(validate.ParseLimit)},
-	"pids-limit":    {check: check(count2), tighter: atMost(count2)},
-	"cpus":          {check: check(validate.CPUs), tighter: atMost(validate.CPUs)},
-	"timeout":       {check: check(validate.ParseDuration), tighter: atMost(validate.ParseDuration)},
-	"start-timeout": {check: check(validate.ParseDuration)},
-	"pull-timeout":  {check: check(validate.ParseDuration)},
-	"image":         {check: validate.ImageRef},
-	"pull":          {check: oneOf("missing", "never", "always")},
-	"pyc-cache":     {check: oneOf("auto", "off")},
-	"limits":        {check: oneOf("auto", "kern", "own", "off")},
-	"network":       {check: oneOf("none", "host"), safe: func(v string) bool { return v == "none" }},
-	"color":         {check: oneOf("auto", "always", "never")},
-	"lang":          {check: interp.Check, safe: func(string) bool { return true }},
+	"memory":         {check: check(validate.ParseLimit), tighter: atMost(validate.ParseLimit)},
+	"workspace-max":  {check: check(workspaceMax), tighter: atMost(workspaceMax)},
+	"workspace-size": {check: check(validate.ParseLimit)},
+	"track-ignore":   {check: workspace.CheckIgnore, safe: func(string) bool { return true }},
+	"max-output":     {check: check(validate.ParseLimit), tighter: atMost(validate.ParseLimit)},
+	"pids-limit":     {check: check(count2), tighter: atMost(count2)},
+	"cpus":           {check: check(validate.CPUs), tighter: atMost(validate.CPUs)},
+	"timeout":        {check: check(validate.ParseDuration), tighter: atMost(validate.ParseDuration)},
+	"start-timeout":  {check: check(validate.ParseDuration)},
+	"pull-timeout":   {check: check(validate.ParseDuration)},
+	"image":          {check: validate.ImageRef},
+	"pull":           {check: oneOf("missing", "never", "always")},
+	"pyc-cache":      {check: oneOf("auto", "off")},
+	"limits":         {check: oneOf("auto", "kern", "own", "off")},
+	"network":        {check: oneOf("none", "host"), safe: func(v string) bool { return v == "none" }},
+	"color":          {check: oneOf("auto", "always", "never")},
+	"lang":           {check: interp.Check, safe: func(string) bool { return true }},
+}
+
+// workspaceMax reads --workspace-max. The default counts as the most that it
+// can be, so that a project may go below.
+func workspaceMax(s string) (validate.Size, error) {
+	if s == "auto" {
+		return validate.Size(workspace.MostDefault), nil
+	}
+	return validate.ParseLimit(s)
 }
 
 func count2(s string) (int, error) { return validate.Count(s, 2) }

@@ -125,7 +125,7 @@ func TestCaps(t *testing.T) {
 			t.Run("require-limits", func(t *testing.T) {
 				d := run(t, "--memory", "64m", "--require-limits", "--", "echo", "ran") // field case 9
 				if capped && (d.Status != 0 || d.Stdout != "ran\n") {
-					t.Errorf("status %d, stdout %q", d.Status, d.Stdout)
+					t.Errorf("status %d, fault %+v, stdout %q", d.Status, d.Fault, d.Stdout)
 				}
 				if !capped && (d.Status != 125 || d.fault() != "startup_failed" || d.Stdout != "" || !strings.Contains(d.Fault.Message, "memory")) {
 					t.Errorf("status %d, fault %+v, stdout %q: has to be refused, naming the cap", d.Status, d.Fault, d.Stdout)

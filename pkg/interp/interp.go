@@ -9,8 +9,14 @@ import (
 	"github.com/kern-sbx/kern-sbx/pkg/validate"
 )
 
-//go:embed python.py
-var pythonDriver []byte
+var (
+	//go:embed python.py
+	pythonDriver []byte
+	//go:embed rich.py
+	pythonRich []byte
+	//go:embed serve.py
+	pythonServe []byte
+)
 
 // Languages are the names that --lang takes, the default first.
 func Languages() []string { return []string{"python", "node", "bash", "sh"} }
@@ -19,9 +25,15 @@ var endings = map[string]string{
 	".py": "python", ".js": "node", ".mjs": "node", ".cjs": "node", ".bash": "bash", ".sh": "sh",
 }
 
-// driver is our own file beside the code. A code file of
-// that name is refused.
-const driver = ".kern-sbx.py"
+// The names of our own files beside the code begin with reserved, and a code
+// file whose name does is refused. out is the directory for results.
+const (
+	reserved = ".kern-sbx"
+	driver   = reserved + ".py"
+	rich     = reserved + "-rich.py"
+	serve    = reserved + "-serve.py"
+	out      = "out"
+)
 
 // Program is code and how to start it.
 type Program struct {
@@ -65,7 +77,7 @@ func Build(lang, name string, code []byte, args []string) (*Program, error) {
 	if name == "" {
 		name = map[string]string{"python": "main.py", "node": "main.js", "bash": "main.bash", "sh": "main.sh"}[lang]
 	}
-	if name == driver || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") {
+	if strings.HasPrefix(name, reserved) || name == out || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") {
 		return nil, &validate.Error{Field: "--file", Value: name, Reason: "not a name that can be used in the box", Fix: "rename the file"}
 	}
 	p := &Program{Lang: lang, Files: []runner.CodeFile{{Name: name, Content: code}}}
@@ -73,7 +85,7 @@ func Build(lang, name string, code []byte, args []string) (*Program, error) {
 	switch lang {
 	case "python":
 		p.Interpreter = "python3"
-		p.Files = append(p.Files, runner.CodeFile{Name: driver, Content: pythonDriver})
+		p.Files = append(p.Files, coldFiles()...)
 		// -u: what was printed before a kill is not lost in a buffer.
 		p.Argv = []string{"python3", "-u", runner.CodeDir + "/" + driver, file}
 	default:

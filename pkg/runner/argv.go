@@ -45,7 +45,7 @@ func (s *Spec) argv(name string, mounts []placed, envFD int) ([]string, error) {
 	default:
 		// Pulling is ours (it has its own budget), so kern never does.
 		a = append(a, "--image", s.Image, "--pull", "never")
-		if len(s.Code) > 0 || s.prepares {
+		if len(s.Code) > 0 || s.prepares || s.agentIn() {
 			// An image's ENTRYPOINT would be put before our own program.
 			a = append(a, "--entrypoint", "")
 		}
@@ -101,7 +101,7 @@ func (s *Spec) argv(name string, mounts []placed, envFD int) ([]string, error) {
 		a = append(a, "--cpus", strconv.FormatFloat(s.CPUs, 'f', -1, 64))
 	}
 	if s.PIDs > 0 && s.Limits != LimitsOff {
-		a = append(a, "--pids-limit", strconv.Itoa(s.PIDs))
+		a = append(a, "--pids-limit", strconv.Itoa(s.pidsInBox()))
 	}
 	switch {
 	case s.RequireLimits && s.Limits == LimitsKern:
@@ -118,7 +118,7 @@ func (s *Spec) argv(name string, mounts []placed, envFD int) ([]string, error) {
 		"--env-file", "/proc/self/fd/"+strconv.Itoa(envFD),
 		"--",
 	)
-	return append(a, s.Argv...), nil
+	return append(a, s.command()...), nil
 }
 
 // kernEnv is the environment that kern itself runs in: the caller's, without

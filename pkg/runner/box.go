@@ -94,11 +94,20 @@ func (a *alive) watch(r *os.File) {
 	}
 }
 
+// streams are the descriptors of a box that are not made for it.
+type streams struct {
+	env *os.File
+	// tty, a terminal of ours, is the box's input and output; its stderr is a pipe
+	// for what kern says.
+	tty *os.File
+	in  *os.File // standard input, nil for another one
+	// stdin: it is a pipe, and box.stdin our end of it.
+	stdin bool
+}
+
 // startBox starts kern. All pipes are ours: kern gets no descriptor of the
 // caller's, and no terminal, into which a box could type.
-// With tty, that terminal of ours is the box's input and output, and its stderr
-// a pipe for what kern says.
-func startBox(kern string, argv []string, name string, env, tty *os.File, stdin bool) (b *box, err error) {
+func startBox(kern string, argv []string, name string, s streams) (b *box, err error) {
 	b = &box{name: name, wfd: -1, exited: make(chan struct{}), ended: make(chan struct{}), release: make(chan struct{})}
 	b.alive.parked, b.alive.closed = make(chan struct{}), make(chan struct{})
 	var theirs, ours []*os.File
@@ -121,9 +130,11 @@ func startBox(kern string, argv []string, name string, env, tty *os.File, stdin 
 	}
 	var in, out, errw, startedW, aliveW, gateR, aliveR *os.File
 	switch {
-	case tty != nil:
-		in = tty
-	case stdin:
+	case s.tty != nil:
+		in = s.tty
+	case s.in != nil:
+		in = s.in
+	case s.stdin:
 		in, b.stdin = pipe(true)
 	default:
 		in, err = os.Open(os.DevNull)
@@ -131,7 +142,7 @@ func startBox(kern string, argv []string, name string, env, tty *os.File, stdin 
 			theirs = append(theirs, in)
 		}
 	}
-	if out = tty; tty == nil {
+	if out = s.tty; out == nil {
 		out, b.stdout = pipe(false)
 	}
 	errw, b.stderr = pipe(false)
@@ -153,7 +164,7 @@ func startBox(kern string, argv []string, name string, env, tty *os.File, stdin 
 	}
 	pidfd := -1
 	attr := &syscall.ProcAttr{
-		Files: []uintptr{in.Fd(), out.Fd(), errw.Fd(), fdStarted: startedW.Fd(), fdAlive: aliveW.Fd(), fdGate: gateR.Fd(), fdEnv: env.Fd()},
+		Files: []uintptr{in.Fd(), out.Fd(), errw.Fd(), fdStarted: startedW.Fd(), fdAlive: aliveW.Fd(), fdGate: gateR.Fd(), fdEnv: s.env.Fd()},
 		Env: kernEnv(
 			"KERN_STARTED_FD="+strconv.Itoa(fdStarted),
 			"KERN_ALIVE_FD="+strconv.Itoa(fdAlive),

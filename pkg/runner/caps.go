@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -62,7 +63,7 @@ func (r *run) makeGroupEarly(ctx context.Context) {
 
 func (r *run) makeGroup(ctx context.Context) madeGroup {
 	s := r.spec
-	g, b, err := cgroup.Create(r.groupName(), cgroup.Limits{Memory: int64(s.Memory), PIDs: s.PIDs, CPUs: s.CPUs})
+	g, b, err := cgroup.Create(r.groupName(), cgroup.Limits{Memory: int64(s.Memory), PIDs: s.pidsInBox(), CPUs: s.CPUs})
 	m := madeGroup{group: g, bound: b, err: err}
 	if err == nil {
 		m.full = g.Watch(ctx)
@@ -134,6 +135,23 @@ func (r *run) cap(ctx context.Context) error {
 	} else {
 		made = r.makeGroup(ctx)
 	}
+	// A systemd user manager that has just come up takes the controllers away
+	// again, and gives them back: worth a wait for who insists.
+	for end := time.Now().Add(capsSettle); s.RequireLimits && !s.satisfied(made.bound) && time.Now().Before(end); {
+		if made.err == nil {
+			made.group.Remove()
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(lookEvery):
+		}
+		if s.Limits != LimitsOwn && cgroup.KernEnforces(pid, int64(s.Memory)) {
+			set(always(byKern))
+			return nil
+		}
+		made = r.makeGroup(ctx)
+	}
 	bound := made.bound
 	if made.err == nil {
 		if err := made.group.Add(pid); err != nil {
@@ -154,7 +172,7 @@ func (r *run) cap(ctx context.Context) error {
 	if c.pids == byNobody && os.Getuid() != 0 {
 		// The kernel counts an ordinary user's processes in the namespace of the
 		// box; it lets root of the host have any number.
-		n := uint64(s.PIDs)
+		n := uint64(s.pidsInBox())
 		if unix.Prlimit(pid, unix.RLIMIT_NPROC, &unix.Rlimit{Cur: n, Max: n}, nil) == nil {
 			c.pids = byRlimit
 		}
@@ -163,6 +181,15 @@ func (r *run) cap(ctx context.Context) error {
 		return fmt.Errorf("--require-limits: %s", c.why())
 	}
 	return nil
+}
+
+// capsSettle is how long a host may take to give back controllers that it took
+// away.
+const capsSettle = time.Second
+
+// satisfied says whether what --require-limits insists on is in force.
+func (s *Spec) satisfied(b cgroup.Bound) bool {
+	return (s.Memory == 0 || b.Memory) && (s.PIDs == 0 || b.PIDs)
 }
 
 // why is one sentence about what is not in force.

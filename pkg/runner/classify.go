@@ -5,6 +5,10 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kern-sbx/kern-sbx/pkg/agent"
+	"github.com/kern-sbx/kern-sbx/pkg/term"
+	"github.com/kern-sbx/kern-sbx/pkg/validate"
 )
 
 // stopReason is why we ended a box ourselves; stopNone when we did not.
@@ -30,6 +34,11 @@ type evidence struct {
 	ran      bool // the command was started: ALIVE reached its end after an ack, without x
 	payload  []byte
 	oom      bool // the kernel counted an OOM kill in our own cgroup of the box
+	// space is what the workspace held when that was too much, whether we ended the
+	// box for it or found it afterwards; 0 otherwise. spaceMax is the limit.
+	space, spaceMax int64
+
+	word *agentWord // what the agent says of the end of the command, nil for nothing
 
 	wait      unix.WaitStatus
 	startErr  error // kern itself could not be started
@@ -40,6 +49,15 @@ type evidence struct {
 	timeout, startTimeout time.Duration
 	argv0, root           string
 	notes                 string // kern's own sentence, already made safe to print
+}
+
+// agentWord is what the agent, as PID 1 of a box, says of a command. The code
+// can neither speak for it nor end it; but it outlives the command, so its word
+// counts only after that of the kernel and of kern.
+type agentWord struct {
+	event agent.Event
+	// interpreter: of the end of an interpreter's process, or of a cell in it.
+	interpreter bool
 }
 
 // bytes of KERN_STARTED_FD, by position.
@@ -94,6 +112,10 @@ func classify(e *evidence) verdict {
 	have := len(p) == payloadLen
 	rc := e.wait.ExitStatus()
 
+	if e.space > 0 {
+		return fault(WorkspaceFull, 122, "the workspace held %s, more than %s (--workspace-max)", validate.Size(e.space).Human(), validate.Size(e.spaceMax).Human())
+	}
+
 	// 2. The kernel's own OOM counter of the cgroup that we put the box into. It
 	// comes before a look at kern, because the end of the box follows from it.
 	if e.oom {
@@ -120,7 +142,12 @@ func classify(e *evidence) verdict {
 		return v
 	}
 
-	// 5. A box was built and its command could not be executed. The byte x
+	// 5. The agent saw the command end, or not begin.
+	if w := e.word; w != nil && e.ran {
+		return w.verdict(e, fault)
+	}
+
+	// 6. A box was built and its command could not be executed. The byte x
 	// cannot come from the box, because nothing was run in it.
 	if e.execFail && have {
 		what := "cannot be executed"
@@ -132,7 +159,7 @@ func classify(e *evidence) verdict {
 		return fault(ExecFailed, rc, "%q %s in %s", e.argv0, what, e.root)
 	}
 
-	// 6. PID 1 of the box was killed. For SIGSYS that is kern's filter (or a
+	// 7. PID 1 of the box was killed. For SIGSYS that is kern's filter (or a
 	// filter the code set for itself: the two cannot be told apart).
 	if have && p[byteSignal] != 0 {
 		sig := unix.Signal(p[byteSignal])
@@ -152,24 +179,57 @@ func classify(e *evidence) verdict {
 		return v
 	}
 
-	// 7. A box was built and its command ended by itself.
+	// 8. A box was built and its command ended by itself.
 	if have {
 		return verdict{status: rc, exit: ptr(rc)}
 	}
 
-	// 8. No payload, and the command did run: kern leaves it out when the
+	// 9. No payload, and the command did run: kern leaves it out when the
 	// command itself exits 125, the number it keeps for its own refusals.
 	if rc == 125 && e.ran {
 		return verdict{status: rc, exit: ptr(rc)}
 	}
 
-	// 9. No payload: there never was a box. That holds for exit 0 too, which
+	// 10. No payload: there never was a box. That holds for exit 0 too, which
 	// kern also gives for its own help.
 	msg := e.notes
 	if msg == "" {
 		msg = fmt.Sprintf("kern ended with status %d and said nothing", rc)
 	}
 	return fault(StartupFailed, 125, "%s", msg)
+}
+
+// verdict is step 5 of classify.
+func (w *agentWord) verdict(e *evidence, fault func(FaultType, int, string, ...any) verdict) verdict {
+	ev := &w.event
+	switch {
+	case ev.Event == agent.Failed && ev.What == "exec":
+		if unix.Errno(ev.Errno) == unix.ENOENT || unix.Errno(ev.Errno) == unix.ENOTDIR {
+			return fault(ExecFailed, 127, "%q was not found in %s", e.argv0, e.root)
+		}
+		return fault(ExecFailed, 126, "%q cannot be executed in %s", e.argv0, e.root)
+	case ev.Event == agent.Failed && ev.What == "chdir":
+		return fault(StartupFailed, 125, "--workdir: %v", unix.Errno(ev.Errno))
+	case ev.Event == agent.Failed && ev.What == "driver" && unix.Errno(ev.Errno) != unix.ESRCH:
+		return fault(ExecFailed, 127, "%q cannot be started in %s", e.argv0, e.root)
+	case ev.Event == agent.Failed:
+		return fault(StartupFailed, 125, "the command could not be given to the box (%s)", term.VisibleLine(ev.What))
+	case ev.Event == agent.Broken:
+		return fault(Killed, 137, "ended by kern-sbx, because its interpreter broke the protocol: %s", term.VisibleLine(ev.What))
+	case ev.Event == agent.Exited && ev.Signal != 0:
+		sig := unix.Signal(ev.Signal)
+		v := verdict{status: 128 + ev.Signal, signal: signalName(sig)}
+		switch sig {
+		case unix.SIGSYS:
+			v.fault = &Fault{EscapeBlocked, "the code made a system call that the sandbox forbids"}
+		case unix.SIGKILL:
+			v.fault = &Fault{Killed, "ended by SIGKILL, from inside the box, by a limit that the code set for itself, or from outside"}
+		default:
+			v.exit = ptr(v.status)
+		}
+		return v
+	}
+	return verdict{status: ev.Code, exit: ptr(ev.Code)}
 }
 
 func signalName(s unix.Signal) string {

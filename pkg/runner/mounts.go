@@ -53,7 +53,7 @@ type placed struct {
 // place lists all mounts of a box in order. kern mounts every tmpfs after every
 // bind, so one that would be hidden by a tmpfs is mounted aside, and a link in
 // the tmpfs leads there.
-func (s *Spec) place(workspace, code string) []placed {
+func (s *Spec) place(workspace, code, out string) []placed {
 	var all []placed
 	add := func(m validate.Mount) {
 		p := placed{Mount: m}
@@ -70,9 +70,15 @@ func (s *Spec) place(workspace, code string) []placed {
 			add(validate.Mount{Source: m.Source, Target: m.Target, ReadOnly: true})
 		}
 	}
-	add(validate.Mount{Source: workspace, Target: WorkspaceDir})
+	if !s.inMemory() {
+		add(validate.Mount{Source: workspace, Target: WorkspaceDir})
+	}
 	if code != "" {
 		add(validate.Mount{Source: code, Target: CodeDir, ReadOnly: true})
+	}
+	if out != "" {
+		// Below the code, wherever that was put.
+		all = append(all, placed{Mount: validate.Mount{Source: out, Target: all[len(all)-1].Target + ResultsDir[len(CodeDir):]}})
 	}
 	for _, m := range s.Mounts {
 		add(m)

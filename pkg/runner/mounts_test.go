@@ -42,7 +42,7 @@ func TestPlaceBelowTmpfs(t *testing.T) {
 		Mounts: []validate.Mount{{Source: "/src/a", Target: "/tmp/a/b"}, {Source: "/src/b", Target: "/tmpfoo"}, {Source: "/src/c", Target: "/data", ReadOnly: true}},
 	}
 	links := map[string]string{}
-	for _, p := range s.place("/ws", "/code") {
+	for _, p := range s.place("/ws", "/code", "") {
 		if p.link != "" {
 			links[p.Source] = p.link
 			if filepath.Dir(p.Target) != asideDir {

@@ -135,10 +135,13 @@ func NewPlan(ctx context.Context, budget *Budget, dirs Dirs, spec *Spec) (*Plan,
 		p.Space = PlanSpace{Kind: "private"}
 	}
 	if ws == "" {
-		r.boundFiles(base)
+		r.limitFiles(base)
 		ws = filepath.Join(dir, workspaceName)
+	} else {
+		r.limitFiles(ws)
 	}
-	if len(s.Code) > 0 {
+	s.served = s.Init
+	if len(s.Code) > 0 || s.agentIn() {
 		code = filepath.Join(dir, codeName)
 	}
 	if s.Setup == nil && s.Workspace != "" {
@@ -164,12 +167,18 @@ func NewPlan(ctx context.Context, budget *Budget, dirs Dirs, spec *Spec) (*Plan,
 		r.mountDeps(ws, Pin{})
 	}
 	p.limits(s)
+	s.useMemory()
 	p.Times = PlanTimes{Start: millis(s.StartTimeout), Pull: millis(s.PullTimeout)}
 	return p, p.add("run", s, ws, code)
 }
 
 // add plans one box.
 func (p *Plan) add(step string, s *Spec, ws, code string) error {
+	out := ""
+	if s.Results {
+		out = filepath.Join(filepath.Dir(code), outName)
+	}
+
 	b := PlannedBox{
 		Step: step, Network: "none", Egress: append([]string{}, s.Egress...), TimeoutMS: millis(s.Timeout),
 		Mounts: []PlanMount{}, Tmpfs: []PlanTmpfs{}, Env: []string{},
@@ -180,7 +189,7 @@ func (p *Plan) add(step string, s *Spec, ws, code string) error {
 	case len(s.Egress) > 0:
 		b.Network = "egress"
 	}
-	mounts := s.place(ws, code)
+	mounts := s.place(ws, code, out)
 	for _, m := range mounts {
 		b.Mounts = append(b.Mounts, PlanMount{m.Source, m.Target, m.ReadOnly, m.link})
 	}

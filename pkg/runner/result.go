@@ -3,6 +3,7 @@ package runner
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"io"
 	"reflect"
 	"time"
@@ -40,11 +41,15 @@ type Result struct {
 	Stderr       *Text `json:"stderr"`
 	CodeStderr   *Text `json:"code_stderr"`
 	RuntimeNotes *Text `json:"runtime_notes"`
-	// Truncated tells which stream was cut at --max-output.
+	// Truncated tells what was cut: a stream at --max-output, and the results at
+	// MaxResults, MaxResultValue and MaxResultBytes.
 	Truncated Truncated `json:"truncated"`
-	// Files are the changes in the workspace. Not tracked yet: always empty.
+	// Files are the regular files that the run changed in the workspace, at most
+	// 100 000, by path; empty as well when they were not tracked.
 	Files []File `json:"files"`
-	// Results are rich results of a cell. Not collected yet: always empty.
+	// Results are what the code displayed, in order, then the value of its last
+	// expression and the figures that were open at its end. Only code in python has
+	// any.
 	Results []Rich `json:"results"`
 	Limits  Limits `json:"limits"`
 	Usage   Usage  `json:"usage"`
@@ -80,6 +85,13 @@ func Refused(err error) *Result {
 	}
 }
 
+// Lost is the Result of a call whose holder was ended while it ran.
+func Lost(why string) *Result {
+	res := Refused(errors.New(why))
+	res.Status, res.Fault.Type = 137, Killed
+	return res
+}
+
 // FaultType names what the sandbox did.
 type FaultType string
 
@@ -100,22 +112,22 @@ type Fault struct {
 	Message string    `json:"message"`
 }
 
-// Truncated tells which stream lost bytes past --max-output.
+// Truncated tells which stream lost bytes past --max-output, and whether there
+// were more, or larger, results than are kept.
 type Truncated struct {
-	Stdout bool `json:"stdout"`
-	Stderr bool `json:"stderr"`
+	Stdout  bool `json:"stdout"`
+	Stderr  bool `json:"stderr"`
+	Results bool `json:"results"`
 }
 
 // File is one change in the workspace.
 type File struct {
-	Path   string `json:"path"`
+	// Path is relative to the workspace.
+	Path Name `json:"path"`
+	// Change is created, modified or deleted. A renamed file is deleted and created.
 	Change string `json:"change"`
-	Size   int64  `json:"size"`
-}
-
-// Rich is one rich result: a bundle of representations by MIME type.
-type Rich struct {
-	Data map[string]string `json:"data"`
+	// Size in bytes; of a deleted file, what it had.
+	Size int64 `json:"size"`
 }
 
 // Limits are the caps asked for and who enforces each.

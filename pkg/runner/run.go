@@ -8,13 +8,14 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strconv"
+	"slices"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/kern-sbx/kern-sbx/pkg/agent"
+	"github.com/kern-sbx/kern-sbx/pkg/images"
 	"github.com/kern-sbx/kern-sbx/pkg/term"
 	"github.com/kern-sbx/kern-sbx/pkg/validate"
 	"github.com/kern-sbx/kern-sbx/pkg/workspace"
@@ -39,6 +40,12 @@ const notesLimit = 64 << 10
 // The error is for what kept us from trying: a root that is not there, a
 // directory that cannot be made. The box never started then.
 func Run(ctx context.Context, budget *Budget, dirs Dirs, s *Spec) (*Result, error) {
+	if res, err, done := claimed(ctx, budget, dirs, s); done {
+		return res, err
+	}
+	if s.Init {
+		return runServed(ctx, budget, dirs, s)
+	}
 	r := &run{spec: s, budget: budget, dirs: dirs, errMark: -1}
 	res, err := r.do(ctx)
 	if res != nil {
@@ -52,8 +59,16 @@ type run struct {
 	budget *Budget
 	dirs   Dirs
 
-	base   string // our cache directory
-	dir    *runDir
+	base string // our cache directory
+	dir  *runDir
+	ends []func() // what close does
+	ws   string   // the workspace
+	// compile: the bytecode of the image's library shall be made afterwards.
+	compile bool
+	watching
+	// socket is the box's end of the agent's, until kern has it.
+	socket *os.File
+	out    *os.File // what the box has at ResultsDir, nil without
 	box    *box
 	ev     evidence
 	image  Image
@@ -74,6 +89,43 @@ type run struct {
 }
 
 func (r *run) do(ctx context.Context) (*Result, error) {
+	defer r.close()
+	res, err := r.start(ctx)
+	if res != nil || err != nil {
+		return res, err
+	}
+	s := r.spec
+	r.stdout.src, r.stderr.src = r.box.stdout, r.box.stderr
+	if s.Stdin != nil {
+		go relayStdin(s.Stdin, r.box.stdin)
+	}
+	if s.TTY != nil {
+		if err := s.TTYStarted(); err != nil {
+			r.ev.startErr = err
+			r.noRelays()
+			r.box.finish(s.Kern.Path, true)
+			return r.result(), nil
+		}
+	}
+	if r.awaitStart(ctx) {
+		if s.TTY != nil {
+			r.noRelays()
+		} else {
+			go r.stdout.run()
+			go r.stderr.run()
+		}
+		r.sweepOthers()
+		r.awaitEnd(ctx)
+	} else {
+		r.noRelays()
+	}
+	r.end(ctx)
+	return r.conclude(), nil
+}
+
+// start prepares everything and starts kern. A Result means that the run is over
+// before there was a box.
+func (r *run) start(ctx context.Context) (*Result, error) {
 	s := r.spec
 	base, err := r.dirs.Usable(r.dirs.Cache)
 	if err != nil {
@@ -87,11 +139,18 @@ func (r *run) do(ctx context.Context) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	if pulled {
+	renew := func() {
 		// The start budget is for the box alone.
 		var cancel context.CancelFunc
 		r.budget, cancel = NewBudget(ctx, s.StartTimeout)
-		defer cancel()
+		r.atEnd(cancel)
+	}
+	if pulled {
+		renew()
+	}
+	if s.agentIn() && s.Image != "" && len(s.Code) == 0 {
+		// The agent takes the place of an ENTRYPOINT, and puts it before the command.
+		s.entrypoint = images.Entrypoint(images.Cache(os.Getenv), s.Image)
 	}
 	if err := r.budget.Touch(s.root(), r.checkAliases); err != nil {
 		return nil, err
@@ -99,27 +158,30 @@ func (r *run) do(ctx context.Context) (*Result, error) {
 	if r.dir, err = makeRunDir(base); err != nil {
 		return nil, fmt.Errorf("cannot make a directory for the run: %w", err)
 	}
-	defer r.removeDir()
+	r.atEnd(r.removeDir)
 	ws, spent, err := r.prepareWorkspace(ctx)
-	defer r.deps.close()
+	r.atEnd(r.deps.close)
 	if errors.Is(err, errInterrupted) {
 		return r.result(), nil
 	}
 	if err != nil {
 		return nil, err
 	}
+	r.ws = ws
 	if spent {
-		var cancel context.CancelFunc
-		r.budget, cancel = NewBudget(ctx, s.StartTimeout)
-		defer cancel()
+		renew()
 	}
-	compile := r.adoptBytecode(base, ws)
+	if err := r.watchWorkspace(ctx); err != nil {
+		return nil, err
+	}
+	r.compile = r.adoptBytecode(base, ws)
 	code, env, err := r.lay()
 	if err != nil {
 		return nil, err
 	}
+	s.useMemory()
 	name := namePrefix + r.dir.name
-	r.placed = s.place(ws, code)
+	r.placed = s.place(ws, code, r.outPath())
 	argv, err := s.argv(name, r.placed, fdEnv)
 	if err != nil {
 		env.Close()
@@ -128,98 +190,107 @@ func (r *run) do(ctx context.Context) (*Result, error) {
 	// What kern leaves behind when it is killed becomes our child.
 	unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 	r.base, r.kernAt = base, time.Now()
-	r.box, err = startBox(s.Kern.Path, argv, name, env, s.TTY, s.Stdin != nil)
+	r.box, err = startBox(s.Kern.Path, argv, name, streams{env: env, tty: s.TTY, in: r.socket, stdin: s.Stdin != nil})
 	env.Close()
+	if r.socket != nil {
+		r.socket.Close()
+	}
 	if err != nil {
 		r.ev.startErr = fmt.Errorf("kern could not be started: %w", err)
 		return r.result(), nil
 	}
-	defer r.box.close()
+	r.atEnd(r.box.close)
 	r.notes = &capture{dir: r.dir.path}
-	r.startRelays()
-	if s.TTY != nil {
-		if err := s.TTYStarted(); err != nil {
-			r.ev.startErr = err
-			close(r.stdout.done)
-			close(r.stderr.done)
-			r.box.finish(s.Kern.Path, true)
-			return r.result(), nil
-		}
-	}
+	r.makeRelays()
 	r.makeGroupEarly(ctx)
-	if r.awaitStart(ctx) {
-		if s.TTY != nil {
-			close(r.stdout.done)
-			close(r.stderr.done)
-		} else {
-			go r.stdout.run()
-			go r.stderr.run()
+	return nil, nil
+}
+
+// atEnd adds what close does, the last first.
+func (r *run) atEnd(f func()) { r.ends = append(r.ends, f) }
+
+func (r *run) close() {
+	for len(r.ends) > 0 {
+		f := r.ends[len(r.ends)-1]
+		r.ends = r.ends[:len(r.ends)-1]
+		f()
+	}
+}
+
+// sweepOthers clears up after runs whose kern-sbx was killed, while our own box
+// runs. A box of theirs has to be ended by this start, short as our own may live.
+func (r *run) sweepOthers() {
+	swept := make(chan struct{})
+	go func() { sweep(r.base); close(swept) }()
+	r.atEnd(func() {
+		select {
+		case <-swept:
+		case <-time.After(sweepTime):
 		}
-		swept := make(chan struct{})
-		go func() { sweep(base); close(swept) }()
-		r.awaitEnd(ctx)
-		if r.box.initGone() && strings.HasPrefix(ws, r.dir.path+"/") {
+	})
+}
+
+// end ends the box, whatever state it is in, and takes what is left of it.
+func (r *run) end(ctx context.Context) {
+	if r.box.initGone() {
+		r.lookAtWorkspace(ctx)
+		if r.private() {
 			r.dir.empty()
 		}
-		defer func() {
-			// A box of a run that was killed has to be ended by this start, short
-			// as its own box may live.
-			select {
-			case <-swept:
-			case <-time.After(sweepTime):
-			}
-		}()
-	} else {
-		close(r.stdout.done)
-		close(r.stderr.done)
 	}
-	r.box.finish(s.Kern.Path, r.ev.stop != stopNone)
+	r.box.finish(r.spec.Kern.Path, r.ev.stop != stopNone)
+	r.lookAtWorkspace(ctx)
 	r.ev.elapsed = time.Since(r.kernAt)
+	r.keepMemory(ctx)
 	r.dropGroup()
 	r.settle(ctx)
+}
+
+// conclude makes the Result of a box that is gone, and does what is due on the
+// host's side.
+func (r *run) conclude() *Result {
 	res := r.result()
+	r.results(res, resultsFile)
 	res.ColdImage = r.ev.stop == stopStart && !r.unpacked.IsZero() && time.Since(r.unpacked) < coldImage
-	r.clearPrivilege(ws)
-	for _, name := range s.Watch {
-		if _, err := os.Lstat(filepath.Join(ws, name)); err == nil {
+	r.afterwards()
+	if r.compile && r.ev.ran && r.ev.stop == stopNone {
+		r.startCompiler()
+	}
+	return res
+}
+
+// afterwards looks at what the code did to directories that are kept.
+func (r *run) afterwards() {
+	r.clearPrivilege(r.ws)
+	for _, name := range r.spec.Watch {
+		if _, err := os.Lstat(filepath.Join(r.ws, name)); err == nil {
 			r.reported = append(r.reported, fmt.Sprintf("the run made %s in the workspace; programs on this machine may obey it", name))
 		}
 	}
-	if compile && r.ev.ran && r.ev.stop == stopNone {
-		r.startCompiler()
-	}
-	return res, nil
-}
-
-// mostOfFile is the most that one file in a private workspace may hold.
-const mostOfFile = 10 << 30
-
-// boundFiles keeps hostile code from filling the disk with one file (rule S12):
-// the kernel ends a write past the limit with SIGXFSZ. Many files are for a
-// quota, which this is not.
-func (r *run) boundFiles(ws string) {
-	for _, u := range r.spec.Ulimits {
-		if strings.HasPrefix(u, "fsize=") {
-			return
-		}
-	}
-	var fs unix.Statfs_t
-	if err := unix.Statfs(ws, &fs); err != nil {
-		return
-	}
-	most := min(mostOfFile, int64(fs.Bavail)*fs.Bsize/2)
-	r.spec.Ulimits = append(r.spec.Ulimits, "fsize="+strconv.FormatInt(max(most, 1<<20), 10))
 }
 
 // lay makes what the box is built from beside its workspace: the code, and its
 // environment in memory that has no name.
 func (r *run) lay() (code string, env *os.File, err error) {
 	s := r.spec
-	if len(s.Code) > 0 {
+	files := s.Code
+	if s.agentIn() {
+		program, ok := agent.Binary()
+		if !ok {
+			return "", nil, ErrNoAgent
+		}
+		files = append(slices.Clip(files), CodeFile{Name: agent.Name, Content: program, Executable: true})
+	}
+	if len(files) > 0 {
 		if code, err = r.dir.mkdir(codeName, 0o755); err != nil {
 			return "", nil, err
 		}
-		for _, f := range s.Code {
+		if s.Results {
+			if err = r.makeOut(); err != nil {
+				return "", nil, err
+			}
+		}
+		for _, f := range files {
 			if err = r.dir.write(codeName+"/"+f.Name, f.mode(), f.Content); err != nil {
 				return "", nil, err
 			}
@@ -228,6 +299,9 @@ func (r *run) lay() (code string, env *os.File, err error) {
 	env, err = secretFile(validate.EncodeEnvFile(s.Env))
 	return code, env, err
 }
+
+// ErrNoAgent says that this build lacks the program that runs inside a box.
+var ErrNoAgent = errors.New("this build carries no program that runs inside a box; make build gives one that does")
 
 // secretFile puts bytes where only this process and those it hands the
 // descriptor to can read them, and where nothing is left of them afterwards.
@@ -244,20 +318,27 @@ func secretFile(b []byte) (*os.File, error) {
 	return f, nil
 }
 
-// startRelays makes the relays. They run once the command does: until then what
-// comes is kern's, and is not shown as the program's.
-func (r *run) startRelays() {
-	s, b := r.spec, r.box
+// makeRelays makes the relays, which are given their sources later. They run once
+// the command does: until then what comes is kern's, and is not shown as the
+// program's.
+func (r *run) makeRelays() {
+	s := r.spec
 	var keepOut, keepErr *capture
 	if s.Capture {
 		keepOut, keepErr = &capture{dir: r.dir.path}, &capture{dir: r.dir.path}
 	}
-	r.stdout = newRelay(b.stdout, s.Stdout, keepOut, int64(s.MaxOutput))
-	r.stderr = newRelay(b.stderr, s.Stderr, keepErr, int64(s.MaxOutput))
+	r.stdout = newRelay(nil, s.Stdout, keepOut, int64(s.MaxOutput))
+	r.stderr = newRelay(nil, s.Stderr, keepErr, int64(s.MaxOutput))
 	r.stderr.sniff = true
-	if s.Stdin != nil {
-		go relayStdin(s.Stdin, b.stdin)
+	if len(s.Egress) > 0 {
+		r.stderr.divert = &diverter{notes: &capture{dir: r.dir.path}}
 	}
+}
+
+// noRelays says that nothing is to be relayed.
+func (r *run) noRelays() {
+	close(r.stdout.done)
+	close(r.stderr.done)
 }
 
 func relayStdin(from, to *os.File) {
@@ -316,6 +397,10 @@ func (r *run) awaitStart(ctx context.Context) bool {
 		r.ev.startErr = fmt.Errorf("the box cannot be recorded: %w", err)
 		return false
 	}
+	if err := r.fillMemory(ctx); err != nil {
+		r.ev.startErr = err
+		return false
+	}
 	if err := r.dressBox(); err != nil {
 		r.ev.startErr = err
 		return false
@@ -325,6 +410,7 @@ func (r *run) awaitStart(ctx context.Context) bool {
 		return false
 	}
 	drainNow(b.stderr, r.notes, notesLimit)
+	r.startWatch()
 	b.open()
 	select {
 	case <-b.alive.closed:
@@ -458,21 +544,8 @@ func (r *run) markStderr() {
 // settle takes what is left once the box is gone.
 func (r *run) settle(ctx context.Context) {
 	b := r.box
-	hurry, settled := make(chan struct{}), make(chan struct{})
-	defer close(settled)
-	if r.ev.stop == stopSignal {
-		close(hurry)
-	} else {
-		go func() {
-			select {
-			case <-r.spec.Signals:
-				close(hurry)
-			case <-ctx.Done():
-				close(hurry)
-			case <-settled:
-			}
-		}()
-	}
+	hurry, settled := hurried(ctx, r.spec.Signals, r.ev.stop == stopSignal)
+	defer settled()
 	select {
 	case <-b.alive.closed:
 	case <-time.After(drainTime):
@@ -480,14 +553,7 @@ func (r *run) settle(ctx context.Context) {
 	}
 	r.ev.ack, r.ev.execFail = b.alive.ack.Load(), b.alive.fail.Load()
 	r.ev.ran = r.ev.ack && !r.ev.execFail && r.ev.ran
-	for _, s := range []struct {
-		name string
-		r    *relay
-	}{{"output", r.stdout}, {"error", r.stderr}} {
-		if !s.r.await(hurry) {
-			r.reported = append(r.reported, "the end of standard "+s.name+" is lost: nobody read it before we were told to end")
-		}
-	}
+	r.reported = append(r.reported, awaitRelays(r.stdout, r.stderr, func(s *relay) bool { return s.await(hurry) })...)
 	if r.spec.TTY != nil {
 		// The pipe never reached the command, so what is in it is kern's, or the
 		// agent's that could not execute it.
@@ -516,13 +582,48 @@ func (r *run) settle(ctx context.Context) {
 	}
 }
 
+// hurried is closed when the user asked us to end, at once or while we wait.
+func hurried(ctx context.Context, signals <-chan os.Signal, already bool) (hurry <-chan struct{}, settled func()) {
+	c, done := make(chan struct{}), make(chan struct{})
+	if already {
+		close(c)
+	} else {
+		go func() {
+			select {
+			case <-signals:
+				close(c)
+			case <-ctx.Done():
+				close(c)
+			case <-done:
+			}
+		}()
+	}
+	return c, func() { close(done) }
+}
+
+// awaitRelays waits for the ends of both streams and says which was lost.
+func awaitRelays(out, errs *relay, await func(*relay) bool) (lost []string) {
+	for _, s := range []struct {
+		name string
+		r    *relay
+	}{{"output", out}, {"error", errs}} {
+		if !await(s.r) {
+			lost = append(lost, "the end of standard "+s.name+" is lost: nobody read it before we were told to end")
+		}
+	}
+	return lost
+}
+
 func (r *run) result() *Result {
 	s := r.spec
 	e := &r.ev
 	e.kernLimit = s.kernTimeout()
-	e.timeout, e.startTimeout = s.Timeout, s.StartTimeout
-	if c := s.Command(); len(c) > 0 {
-		e.argv0 = c[0]
+	e.startTimeout = s.StartTimeout
+	if !s.served { // a call has its own
+		e.timeout = s.Timeout
+	}
+	if len(s.Argv) > 0 && !s.served {
+		e.argv0 = s.Argv[0]
 	}
 	e.root = s.root()
 	if r.notes != nil {
@@ -532,6 +633,7 @@ func (r *run) result() *Result {
 			e.notes = fmt.Sprintf("--workdir %s: %s", term.VisibleLine(s.Workdir), e.notes)
 		}
 	}
+	e.space, e.spaceMax = r.space.Load(), r.watching.max
 	v := classify(e)
 	res := &Result{
 		Schema: Schema,
@@ -556,40 +658,43 @@ func (r *run) result() *Result {
 	res.Limits = r.limits()
 	res.LimitsReason = r.caps.reason
 	res.Usage = r.usage()
+	r.trackedFiles(res)
+	if r.lost != nil && res.Status == 0 {
+		res.OK, res.Status = false, 1
+	}
 	if r.stdout != nil {
-		if p := r.stdout.outErr.Load(); p != nil && !isClosedOutput(*p) {
-			r.reported = append(r.reported, "standard output could not be written, and the rest of it is lost: "+errno(*p))
-			if res.Status == 0 {
-				res.OK, res.Status = false, 1
-			}
-		}
+		r.reported = append(r.reported, res.unwritten(r.stdout)...)
 	}
 	return res
+}
+
+// unwritten says that standard output could not be written.
+func (res *Result) unwritten(out *relay) []string {
+	p := out.outErr.Load()
+	if p == nil || isClosedOutput(*p) {
+		return nil
+	}
+	if res.Status == 0 {
+		res.OK, res.Status = false, 1
+	}
+	return []string{"standard output could not be written, and the rest of it is lost: " + errno(*p)}
 }
 
 // texts splits what was captured into the program's bytes and kern's.
 func (r *run) texts(res *Result) {
 	whole := func(c *capture) span { return span{c, 0, c.size} }
 	res.RuntimeNotes = &Text{[]span{whole(r.notes)}}
+	if d := r.stderr.divert; d != nil {
+		defer func() { res.RuntimeNotes.spans = append(res.RuntimeNotes.spans, whole(d.notes)) }()
+	}
 	if r.caps.group != nil {
 		res.RuntimeNotes = TextOf(r.kernNotes(res.RuntimeNotes.Head(notesLimit)))
 	}
-	res.head = r.stderr.head
-	res.Truncated = Truncated{r.stdout.truncated.Load(), r.stderr.truncated.Load()}
+	r.reported = append(r.reported, res.shown(r.stdout, r.stderr)...)
 	if !r.spec.Capture {
 		return
 	}
 	out, errs := r.stdout.keep, r.stderr.keep
-	for _, k := range []struct {
-		name string
-		err  error
-		cut  *bool
-	}{{"stdout", out.err, &res.Truncated.Stdout}, {"stderr", errs.err, &res.Truncated.Stderr}} {
-		if k.err != nil {
-			*k.cut, res.CutByDisk = true, true
-			r.reported = append(r.reported, k.name+" is cut in the document: the rest could not be kept: "+errno(k.err))
-		}
-	}
 	res.Stdout = &Text{[]span{whole(out)}}
 	code := whole(errs)
 	if p := r.ev.payload; len(p) == payloadLen && p[byteOOM] == 1 && r.errMark >= 0 && r.errMark < errs.size {
@@ -600,6 +705,23 @@ func (r *run) texts(res *Result) {
 	}
 	res.CodeStderr = &Text{[]span{code}}
 	res.Stderr = &Text{[]span{whole(r.notes), whole(errs)}}
+}
+
+// shown takes from the relays what happened to the streams.
+func (res *Result) shown(out, errs *relay) (notes []string) {
+	res.head = errs.head
+	res.Truncated.Stdout, res.Truncated.Stderr = out.truncated.Load(), errs.truncated.Load()
+	for _, k := range []struct {
+		name string
+		keep *capture
+		cut  *bool
+	}{{"stdout", out.keep, &res.Truncated.Stdout}, {"stderr", errs.keep, &res.Truncated.Stderr}} {
+		if k.keep != nil && k.keep.err != nil {
+			*k.cut, res.CutByDisk = true, true
+			notes = append(notes, k.name+" is cut in the document: the rest could not be kept: "+errno(k.keep.err))
+		}
+	}
+	return notes
 }
 
 func (t *Text) with(c *capture) *Text {

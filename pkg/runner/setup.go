@@ -70,10 +70,11 @@ func routePip(command string) string {
 // prepareSpec is a box that readies the workspace ws for the one of s.
 func (s *Spec) prepareSpec(ws string, argv ...string) *Spec {
 	p := *s
-	p.prepares = true
+	p.prepares, p.served, p.Init, p.Results = true, false, false, false
 	p.Workspace, p.CopyOf, p.Setup, p.Watch = ws, "", nil, nil
 	p.Pull = "never" // the root is here by now
 	p.Argv, p.Code, p.Workdir = argv, nil, "/"
+	p.Claimer, p.Cell = nil, nil
 	p.TTY, p.TTYStarted, p.Kill, p.Stdin = nil, nil, nil, nil
 	p.Stdout, p.Stderr, p.Capture, p.Progress = nil, nil, true, nil
 	p.MaxOutput = DefaultMaxOutput
@@ -145,8 +146,8 @@ func (r *run) prepareWorkspace(ctx context.Context) (ws string, spent bool, err 
 			}
 			spent = true
 		}
-		r.boundFiles(ws)
 	}
+	r.limitFiles(ws)
 	switch {
 	case s.prepares:
 	case s.Setup != nil:

@@ -45,7 +45,7 @@ func TestSetupBox(t *testing.T) {
 		Setup:  &Setup{Command: "pip install x", Env: []validate.KV{{Key: "PYTHONSAFEPATH", Value: ""}, {Key: "HOME", Value: "/h"}}},
 	}
 	p := s.setupSpec("/w", "/t")
-	argv, err := p.argv("n", p.place("/w", ""), 6)
+	argv, err := p.argv("n", p.place("/w", "", ""), 6)
 	if err != nil {
 		t.Fatal(err)
 	}

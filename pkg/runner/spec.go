@@ -3,6 +3,7 @@ package runner
 import (
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -26,6 +27,10 @@ const (
 	WorkspaceDir = "/workspace"
 	// CodeDir is where the code of -c and -f is mounted, read-only.
 	CodeDir = "/run/kern-sbx"
+	// ResultsDir is where the drivers of interpreters write rich results, with
+	// Spec.Results. It lies in a directory of the run on disk, apart from the
+	// workspace.
+	ResultsDir = CodeDir + "/out"
 )
 
 // Spec is one box and the command in it, checked and resolved. The zero value
@@ -42,8 +47,7 @@ type Spec struct {
 	PullTimeout time.Duration
 
 	// Workspace is the host directory mounted at /workspace; "" means a private
-	// directory that is removed afterwards. KeepsSetuid leaves setuid bits and
-	// file capabilities in it alone (rule S1 clears them when we are root).
+	// directory that is removed afterwards.
 	Workspace string
 	// CopyOf is the host directory that the private workspace begins as a copy
 	// of; "" begins it empty.
@@ -52,9 +56,26 @@ type Spec struct {
 	// DepsWritable lets the box change what a setup installed.
 	Setup        *Setup
 	DepsWritable bool
+	// WorkspaceMax is the most that the workspace may hold, in allocated bytes; the
+	// box is ended when it holds more. AutoSize is the default one.
+	WorkspaceMax validate.Size
+	// WorkspaceSize above 0 puts the workspace of the box into its memory, no larger
+	// than that: what it holds is copied in, and back into a kept one when the code
+	// has ended, except the names of Keep directly in it.
+	WorkspaceSize validate.Size
+	Keep          []string
+	// Track puts the files that the run changed in the workspace into the Result,
+	// save what TrackIgnore leaves out (see workspace.ScanOptions).
+	Track       bool
+	TrackIgnore []string
 	// prepares marks a box that is such a setup itself.
 	prepares bool
-	Mounts   []validate.Mount
+	// served marks a box whose PID 1 is the agent, which waits to be told what to
+	// do.
+	served bool
+	// entrypoint is the image's, where our agent stands in its place.
+	entrypoint []string
+	Mounts     []validate.Mount
 	// Watch are names directly below the workspace that were not there: it is
 	// reported when the run made one (rule S2).
 	Watch []string
@@ -101,6 +122,17 @@ type Spec struct {
 	// arguments, and Code is what the box finds under CodeDir.
 	Argv []string
 	Code []CodeFile
+	// Cell is the code of Argv as an interpreter that waits would take it; nil for
+	// none.
+	Cell *Cell
+	// Results gives the box ResultsDir and reads afterwards what a driver wrote
+	// there.
+	Results bool
+	// Kernel marks a box whose interpreter keeps its names from cell to cell.
+	Kernel bool
+	// Init puts the agent in front of the command: it is PID 1 then, reaps, and
+	// passes signals on.
+	Init bool
 
 	// Stdin is relayed to the box through a pipe; nil gives it an empty stdin.
 	// The caller's descriptor itself never reaches the box: a terminal would
@@ -118,6 +150,14 @@ type Spec struct {
 	// nothing. Capture keeps them in the Result as well.
 	Stdout, Stderr io.Writer
 	Capture        bool
+	// Log receives what a Served box prints that belongs to no call: an
+	// interpreter's between two cells. Nil: it is lost.
+	Log io.Writer
+
+	// Claimer knows of boxes that wait for a run like this; nil for a box of its
+	// own. PoolRequired refuses to run without one.
+	Claimer      Claimer
+	PoolRequired bool
 
 	// Signals are those that ended us from outside; a second one kills at once.
 	Signals <-chan os.Signal
@@ -136,6 +176,14 @@ type Spec struct {
 	Progress func(label string) (done func())
 }
 
+// Cell is a piece of code for an interpreter that is already there.
+type Cell struct {
+	// File is what tracebacks name, an absolute path in the box.
+	File string
+	Code []byte
+	Args []string
+}
+
 // CodeFile is one file that the box finds, read-only, under CodeDir.
 type CodeFile struct {
 	Name       string
@@ -150,10 +198,28 @@ func (s *Spec) rootUser() bool {
 	return u == "" || u == "0" || u == "root"
 }
 
-// Command is what the user asked to run.
-func (s *Spec) Command() []string {
-	if s.TTY != nil {
-		return s.Argv[ttyArgs:]
+// pidsInBox is the number of processes that the kernel is told: the threads of
+// our own agent are not the code's.
+func (s *Spec) pidsInBox() int {
+	if s.served && s.PIDs > 0 {
+		return s.PIDs + agent.Threads
+	}
+	return s.PIDs
+}
+
+// agentIn says whether our agent is in the box.
+func (s *Spec) agentIn() bool { return s.served || s.TTY != nil }
+
+// command is what kern executes.
+func (s *Spec) command() []string {
+	program := CodeDir + "/" + agent.Name
+	switch {
+	case s.served:
+		return []string{program, "serve"}
+	case s.TTY != nil:
+		// It takes the terminal from inside, so that Ctrl-C and job control belong
+		// to the command and kern is out of their reach.
+		return slices.Concat([]string{program, "tty"}, s.entrypoint, s.Argv)
 	}
 	return s.Argv
 }
@@ -163,23 +229,6 @@ func (f CodeFile) mode() uint32 {
 		return 0o755
 	}
 	return 0o644
-}
-
-// ttyArgs is how many words UseTTY puts before the command.
-const ttyArgs = 2
-
-// UseTTY gives the box a terminal: the agent takes it from inside, so that
-// Ctrl-C and job control belong to the command and kern is out of their reach.
-// False: this build carries no agent.
-func (s *Spec) UseTTY(slave *os.File, started func() error) bool {
-	program, ok := agent.Binary()
-	if !ok {
-		return false
-	}
-	s.TTY, s.TTYStarted = slave, started
-	s.Code = append(s.Code, CodeFile{Name: agent.Name, Content: program, Executable: true})
-	s.Argv = append([]string{CodeDir + "/" + agent.Name, "tty"}, s.Argv...)
-	return true
 }
 
 // root gives the name of the root for messages.

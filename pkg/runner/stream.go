@@ -18,10 +18,13 @@ type relay struct {
 	keep  *capture  // where it is kept, nil for nowhere
 	limit int64     // bytes passed on, 0 for no limit
 	sniff bool      // remember the beginning, for hints
+	// divert takes kern's late lines out, nil for none.
+	divert *diverter
 
 	head []byte // with sniff; read after done
 
-	passed    atomic.Int64 // bytes taken from the box and passed on
+	taken     atomic.Int64 // bytes taken from the box
+	passed    atomic.Int64 // those passed on
 	truncated atomic.Bool
 	showing   atomic.Bool // in a write to out: the wait is for whoever reads it
 	left      atomic.Bool // await gave up: what still comes is dropped
@@ -73,12 +76,23 @@ func (r *relay) run() {
 			r.take(buf[:n])
 		}
 		if err != nil {
+			if r.divert != nil {
+				r.pass(r.divert.end())
+			}
 			return
 		}
 	}
 }
 
 func (r *relay) take(p []byte) {
+	defer r.taken.Add(int64(len(p)))
+	if r.divert != nil {
+		p = r.divert.pass(p)
+	}
+	r.pass(p)
+}
+
+func (r *relay) pass(p []byte) {
 	if r.left.Load() {
 		return
 	}
@@ -185,6 +199,7 @@ func (r *relay) splice(out *os.File) (finished bool) {
 			unsupported = true
 		case n > 0:
 			r.passed.Add(n)
+			r.taken.Add(n)
 			if time.Since(begun) > pauseTime {
 				small = 0
 			} else if n < smallPiece {
@@ -293,6 +308,31 @@ func (r *relay) await(hurry <-chan struct{}) bool {
 		default:
 			r.src.SetReadDeadline(time.Now())
 			given = true
+		}
+	}
+}
+
+// awaitNow waits until what is in the pipe now has been passed on: its writers
+// have ended, or count no more.
+func (r *relay) awaitNow(hurry <-chan struct{}) bool {
+	mark := r.taken.Load() + queued(r.src)
+	for nap := 50 * time.Microsecond; ; nap = min(2*nap, 5*time.Millisecond) {
+		select {
+		case <-r.done:
+			return true
+		default:
+		}
+		if r.taken.Load() >= mark && !r.showing.Load() {
+			r.left.Store(true)
+			r.src.SetReadDeadline(time.Now())
+			<-r.done
+			return true
+		}
+		select {
+		case <-r.done:
+		case <-hurry:
+			return r.await(hurry)
+		case <-time.After(nap):
 		}
 	}
 }

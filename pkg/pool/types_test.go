@@ -1,0 +1,8 @@
+package pool
+
+import "syscall"
+
+type (
+	unixIDMap  = syscall.SysProcIDMap
+	credential = syscall.Credential
+)
