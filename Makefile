@@ -92,7 +92,7 @@ lint: $(TOOLS)/gofumpt $(TOOLS)/staticcheck
 
 # What the tests want beside Go: a static busybox for images, a user-mode Linux
 # with cgroup v2, tmux for the terminal. Tests that lack one skip and say so.
-PACKAGES := busybox-static user-mode-linux kmod tmux iproute2
+PACKAGES := busybox-static user-mode-linux kmod tmux iproute2 uidmap
 .PHONY: test-deps
 test-deps:
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \

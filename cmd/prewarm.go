@@ -198,7 +198,7 @@ func (o *prewarmOpts) holdBoxes(c *cobra.Command) error {
 	if o.lang == "python" {
 		driver, s.Code = interp.Driver("python", interp.Once)
 	}
-	s.Sweeper = []string{sweepName}
+	s.Sweeper = []string{"--kern", s.Kern.Path, sweepName}
 	place, err := pool.Open(o.env, dirs)
 	if err != nil {
 		return err

@@ -211,7 +211,7 @@ func (o *runOpts) execute(c *cobra.Command, sigs chan os.Signal) (res *runner.Re
 	if err != nil {
 		return nil, nil, err
 	}
-	s.Signals, s.Sweeper = sigs, []string{sweepName}
+	s.Signals, s.Sweeper = sigs, []string{"--kern", s.Kern.Path, sweepName}
 	s.Capture = a.global.json || output != nil
 	s.Track = o.box.tracks(s)
 	s.Stdout, s.Stderr = show.out, show.err

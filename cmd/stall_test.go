@@ -26,7 +26,9 @@ func TestMain(m *testing.M) {
 			os.Exit(77)
 		}
 	}
-	os.Exit(m.Run())
+	code := m.Run()
+	removeProgram()
+	os.Exit(code)
 }
 
 // becomeStalled mounts a FUSE file system whose daemon reads nothing.

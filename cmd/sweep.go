@@ -18,6 +18,6 @@ func (a *app) sweepCommand() *cobra.Command {
 		GroupID: groupHost,
 		Hidden:  true,
 		Args:    cobra.ExactArgs(1),
-		RunE:    func(_ *cobra.Command, args []string) error { return runner.SweepInherited(args[0]) },
+		RunE:    func(_ *cobra.Command, args []string) error { return runner.SweepInherited(args[0], a.global.kern) },
 	}
 }

@@ -176,6 +176,7 @@ type runDir struct {
 	dir  *os.File // locked
 
 	early chan struct{} // closed when emptying is done that began before remove
+	kern  string        // the program, for a box that deletes; "" for none
 }
 
 // makeRunDir makes and locks a new one below base/run. Nothing is waited for:
@@ -287,7 +288,7 @@ func (r *runDir) remove(patience time.Duration, sweeper []string) error {
 			if r.early != nil {
 				<-r.early
 			}
-			done <- workspace.RemoveAt(r.base, r.name)
+			done <- removeAll(r.base, r.name, r.path, r.kern)
 		}()
 	}
 	var late <-chan time.Time
@@ -357,7 +358,7 @@ func (r *runDir) leave(sweeper []string) error {
 // SweepInherited goes on with a deletion that another kern-sbx began: what
 // Spec.Sweeper calls, with the name of the run's directory added. It refuses
 // when it was not started in that way.
-func SweepInherited(name string) error {
+func SweepInherited(name, kern string) error {
 	for fd := fdParent; fd <= fdRun; fd++ {
 		unix.CloseOnExec(fd)
 	}
@@ -368,7 +369,11 @@ func SweepInherited(name string) error {
 		return errors.New("this command is for kern-sbx itself, which starts it to delete a large directory")
 	}
 	parent.Read(make([]byte, 1))
-	return workspace.RemoveAt(base, name)
+	path, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(fdRun))
+	if err != nil || !filepath.IsAbs(path) {
+		kern = ""
+	}
+	return removeAll(base, name, path, kern)
 }
 
 func isRunName(s string) bool {
@@ -421,7 +426,7 @@ func bootID() string {
 // directories and what kern kept for them. Errors are silent: the next start
 // tries again. It runs beside our own box, so nobody waits for it, and it ends
 // with this process; a lock it held is free then.
-func sweep(base string) {
+func sweep(base, kern string) {
 	b, err := os.OpenFile(filepath.Join(base, "run"), os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return
@@ -430,7 +435,7 @@ func sweep(base string) {
 	names, _ := b.Readdirnames(1000)
 	for _, name := range names {
 		if d, err := openDirAt(b, name); err == nil {
-			sweepOne(b, &runDir{name: name, dir: d})
+			sweepOne(b, &runDir{name: name, dir: d, path: filepath.Join(base, "run", name), kern: kern})
 			d.Close()
 		}
 	}
@@ -450,9 +455,14 @@ func sweepOne(base *os.File, r *runDir) {
 			rec.s.kill()
 		}
 		forgetBox(namePrefix+r.name, rec.s.pid)
+	} else {
+		// Killed before the box could be recorded; kern may have noted it by then.
+		for _, pid := range supervisors(namePrefix + r.name) {
+			forgetBox(namePrefix+r.name, pid)
+		}
 	}
 	cgroup.Remove(namePrefix + r.name)
-	workspace.RemoveAt(base, r.name)
+	removeAll(base, r.name, r.path, r.kern)
 }
 
 func (r *runDir) readRecord() (boxRecord, bool) {
@@ -495,6 +505,29 @@ func forgetBox(name string, supervisor int) {
 	for _, slice := range kernSlices() {
 		unix.Rmdir(filepath.Join(slice, "kern-box-"+entry))
 	}
+}
+
+// supervisors lists the processes under which kern has something of a box. Its
+// name is a random number of ours, and the box is dead: it waited at the gate for
+// a process that is gone.
+func supervisors(name string) []int {
+	var pids []int
+	for _, dir := range kernRuntime() {
+		if checkDir(dir) != nil {
+			continue
+		}
+		for _, sub := range []string{"env", "instances"} {
+			entries, _ := os.ReadDir(filepath.Join(dir, sub))
+			for _, e := range entries {
+				if n, ok := strings.CutPrefix(e.Name(), name+"-"); ok {
+					if pid, err := strconv.Atoi(n); err == nil && pid > 1 {
+						pids = append(pids, pid)
+					}
+				}
+			}
+		}
+	}
+	return pids
 }
 
 // kernSlices lists the cgroups below which kern makes one for each box.

@@ -177,7 +177,7 @@ func TestSweep(t *testing.T) {
 
 	var all sync.WaitGroup
 	for range 4 {
-		all.Go(func() { sweep(base) })
+		all.Go(func() { sweep(base, "") })
 	}
 	all.Wait()
 	var left []string
@@ -211,7 +211,7 @@ func TestMakeRunDirBesideSweeps(t *testing.T) {
 				case <-stop:
 					return
 				default:
-					sweep(base)
+					sweep(base, "")
 				}
 			}
 		})
@@ -300,7 +300,7 @@ func TestSweepKills(t *testing.T) {
 				}
 			}
 			d.die()
-			sweep(base)
+			sweep(base, "")
 			if _, err := os.Lstat(d.path); err == nil {
 				t.Error("the directory is still there")
 			}
@@ -348,7 +348,7 @@ func TestRemoveInBackground(t *testing.T) {
 		}
 		again.Close()
 	}
-	sweep(base)
+	sweep(base, "")
 	if _, err := os.Lstat(path); err != nil {
 		t.Error("a sweep took what another process deletes")
 	}

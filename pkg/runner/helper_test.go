@@ -42,7 +42,7 @@ func TestMain(m *testing.M) {
 		fakeKern(mode, os.Args[1])
 	}
 	if len(os.Args) == 3 && os.Args[1] == sweepAs {
-		if err := SweepInherited(os.Args[2]); err != nil {
+		if err := SweepInherited(os.Args[2], ""); err != nil {
 			os.Exit(1)
 		}
 		os.Exit(0)

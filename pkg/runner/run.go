@@ -158,6 +158,7 @@ func (r *run) start(ctx context.Context) (*Result, error) {
 	if r.dir, err = makeRunDir(base); err != nil {
 		return nil, fmt.Errorf("cannot make a directory for the run: %w", err)
 	}
+	r.dir.kern = s.Kern.Path
 	r.atEnd(r.removeDir)
 	ws, spent, err := r.prepareWorkspace(ctx)
 	r.atEnd(r.deps.close)
@@ -221,7 +222,7 @@ func (r *run) close() {
 // runs. A box of theirs has to be ended by this start, short as our own may live.
 func (r *run) sweepOthers() {
 	swept := make(chan struct{})
-	go func() { sweep(r.base); close(swept) }()
+	go func() { sweep(r.base, r.spec.Kern.Path); close(swept) }()
 	r.atEnd(func() {
 		select {
 		case <-swept:

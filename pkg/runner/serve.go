@@ -302,7 +302,7 @@ func (b *Served) AddCode(f CodeFile) bool {
 // does: it ends their boxes and removes their directories.
 func Sweep(dirs Dirs) {
 	if base, err := dirs.Usable(dirs.Cache); err == nil {
-		sweep(base)
+		sweep(base, "")
 	}
 }
 

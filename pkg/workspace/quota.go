@@ -18,11 +18,11 @@ const (
 	// names are counted once each, further ones once for each name.
 	quotaLinks = 1 << 20
 
-	// A look at the file system's own counter costs up to 70 µs of CPU, most of it
-	// for waking up; so while less than quotaSlow comes between two looks, they are
+	// A look at the file system's own counter costs up to 200 µs of CPU, nearly all of
+	// it for waking up; so while less than quotaSlow comes between two looks, they are
 	// quotaIdle apart.
 	quotaLeast = 2 * time.Millisecond
-	quotaIdle  = 10 * time.Millisecond
+	quotaIdle  = 22 * time.Millisecond
 	quotaSlow  = 1 << 20
 	quotaMost  = 250 * time.Millisecond
 	// quotaRate is how fast a box could write at the most, in bytes a second.
@@ -164,10 +164,11 @@ type Quota struct {
 // directories that are closed to us, or that are moved about all the time, is
 // charged with all that the file system lost since the beginning.
 //
-// A watch that has nothing to do takes less than 1 % of a CPU, and one that
-// measures a large tree again and again at most 10 %, or 25 % in the last quarter
-// before the limit. The box can exceed the limit by what it writes during one
-// interval (2 ms near the limit, 10 ms after a rest), one measurement (1 ms for 2000 entries) and its
+// A watch that has nothing to do takes about 1 % of a CPU close to the limit, and
+// next to nothing far from it; measurements of a large tree, one after the other,
+// are spaced to take a tenth of a CPU, or a quarter of one when three quarters of
+// the limit are used. The box can exceed the limit by what it writes during one
+// interval (2 ms near the limit, 22 ms after a rest), one measurement (some 2 µs an entry) and its
 // own end.
 type Watch struct {
 	full   chan int64

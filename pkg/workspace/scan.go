@@ -82,8 +82,8 @@ func CheckIgnore(pattern string) error {
 // size, number, mode and times. Contents are not read. It is safe on a hostile tree
 // and on one that is being written to: no symbolic link is followed, no mount point
 // crossed, nothing but directories is opened, at most two for each of up to four
-// workers, and a tree of more than a million entries is an error. 100 000 files
-// take some 70 ms and 10 MB.
+// workers, and a tree of more than a million entries is an error. A scan of
+// 100 000 files takes 0.1 to 0.2 s and keeps 8 MiB.
 func ScanDir(ctx context.Context, dir *os.File, o ScanOptions) (*Scan, error) {
 	s, err := scanTree(ctx, dir, scanOptions{ignore: o.Ignore, except: append(slices.Clip(o.Except), depsEntry), restore: o.After || o.Before != nil, before: o.Before})
 	if err != nil {

@@ -14,6 +14,11 @@
 // stays: it takes commands and cells from its host over the socket on standard
 // input, starts them as children, and says how they ended. Package wire has the
 // protocol.
+//
+//	agent clear DIR...
+//
+// deletes what lies in the directories: the files of users of a box that nobody
+// outside it may delete.
 package main
 
 import (
@@ -28,6 +33,8 @@ func main() {
 		tty(os.Args[2:])
 	case len(os.Args) == 2 && os.Args[1] == "serve":
 		serve()
+	case len(os.Args) > 2 && os.Args[1] == "clear":
+		unix.Exit(clearAll(os.Args[2:]))
 	}
 	unix.Exit(2)
 }
