@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kern-sbx/kern-sbx/pkg/pool"
 	"github.com/kern-sbx/kern-sbx/pkg/term"
 	"github.com/kern-sbx/kern-sbx/pkg/validate"
 )
@@ -155,11 +156,20 @@ run: the code itself, or the sandbox.`,
 	root.SetHelpCommandGroupID(groupHost)
 	root.SetCompletionCommandGroupID(groupHost)
 	a.addGlobalFlags(root)
-	root.AddCommand(a.runCommand(), a.kernelCommand(), a.prewarmCommand(), a.snapshotCommand(), a.filesCommand(), a.workspaceCommand(), a.imageCommand(), a.compileCommand(), a.sweepCommand(), a.holdCommand(), a.configCommand(), a.explainCommand(), a.schemaCommand(), a.versionCommand(), a.manCommand())
-	root.AddCommand(a.helpTopics()...)
+	if one := a.oneCommand(); one != nil {
+		root.AddCommand(one)
+	} else {
+		for _, c := range a.commands() {
+			root.AddCommand(c.make())
+		}
+		root.AddCommand(a.helpTopics()...)
+	}
 	root.SetHelpFunc(a.help)
 	root.SetUsageFunc(func(c *cobra.Command) error { a.help(c, nil); return nil })
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return a.flagError(c, err) })
+	if len(root.Commands()) == 1 {
+		return root
+	}
 	root.InitDefaultCompletionCmd()
 	for _, c := range root.Commands() {
 		if c.Name() == "completion" {
@@ -181,6 +191,48 @@ run: the code itself, or the sandbox.`,
 		}
 	}
 	return root
+}
+
+// subcommand is a command that is made when it is needed.
+type subcommand struct {
+	name string
+	make func() *cobra.Command
+}
+
+func (a *app) commands() []subcommand {
+	return []subcommand{
+		{"run", a.runCommand},
+		{"kernel", a.kernelCommand},
+		{"prewarm", a.prewarmCommand},
+		{"snapshot", a.snapshotCommand},
+		{"files", a.filesCommand},
+		{"workspace", a.workspaceCommand},
+		{"image", a.imageCommand},
+		{compileName, a.compileCommand},
+		{sweepName, a.sweepCommand},
+		{pool.HoldName, a.holdCommand},
+		{"config", a.configCommand},
+		{"doctor", a.doctorCommand},
+		{"explain", a.explainCommand},
+		{"schema", a.schemaCommand},
+		{"version", a.versionCommand},
+		{"man", a.manCommand},
+	}
+}
+
+// oneCommand makes the only command that the line can be about, because it begins
+// with its name: a shell line pays for each flag that is made. Nil: all are
+// needed.
+func (a *app) oneCommand() *cobra.Command {
+	if len(a.args) == 0 {
+		return nil
+	}
+	for _, c := range a.commands() {
+		if c.name == a.args[0] {
+			return c.make()
+		}
+	}
+	return nil
 }
 
 func (a *app) addGlobalFlags(root *cobra.Command) {

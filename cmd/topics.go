@@ -11,6 +11,7 @@ import (
 // README (held to it by a test) say nothing else.
 var exitTable = []struct{ Code, When string }{
 	{"the command's own", "it ran to its end, or was ended by its own signal (128+n)"},
+	{"122", "the workspace held more than `--workspace-max` (workspace_full)"},
 	{"124", "timeout"},
 	{"137", "out of memory, or killed"},
 	{"159", "a forbidden system call (escape_blocked)"},

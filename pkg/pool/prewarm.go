@@ -360,6 +360,8 @@ type claimBody struct {
 	Workdir string            `json:"workdir"`
 	Timeout time.Duration     `json:"timeout"`
 	Stdin   bool              `json:"stdin"`
+	Track   bool              `json:"track"`
+	Ignore  []string          `json:"ignore"`
 	// Wait is how long to wait for a box when none is ready.
 	Wait time.Duration `json:"wait"`
 }
@@ -400,6 +402,7 @@ func (b *boxes) claim(ctx context.Context, p *Peer) {
 	signals := make(chan os.Signal, 4)
 	go p.orders(signals, cancel)
 	c := &runner.Call{
+		Track: body.Track, TrackIgnore: body.Ignore,
 		Files: body.Files, Cell: body.Cell, Workdir: body.Workdir, Timeout: body.Timeout,
 		Stdout: p.Files[1], Stderr: p.Files[2], Signals: signals,
 		Started: func() { b.change(func() { b.claims = append(b.claims[max(0, len(b.claims)-49):], time.Since(begun)) }) },
@@ -461,11 +464,15 @@ type Claimer struct{ Place *Place }
 func (l *Claimer) Claim(ctx context.Context, key string, c *runner.Call) (*runner.Result, error) {
 	none := func(why error) (*runner.Result, error) { return nil, fmt.Errorf("%w: %w", runner.ErrNotPooled, why) }
 	conn, err := l.Place.Dial(Boxes, key)
+	var nobody *NoneError
+	if errors.As(err, &nobody) {
+		return none(errors.New("no pool keeps such boxes"))
+	}
 	if err != nil {
 		return none(err)
 	}
 	defer conn.Close()
-	body := claimBody{Files: c.Files, Cell: c.Cell, Workdir: c.Workdir, Timeout: c.Timeout, Stdin: c.Stdin != nil, Wait: c.Wait}
+	body := claimBody{Files: c.Files, Cell: c.Cell, Workdir: c.Workdir, Timeout: c.Timeout, Stdin: c.Stdin != nil, Wait: c.Wait, Track: c.Track, Ignore: c.TrackIgnore}
 	for _, a := range c.Argv {
 		body.Argv = append(body.Argv, []byte(a))
 	}

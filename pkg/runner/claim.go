@@ -39,6 +39,7 @@ func claim(ctx context.Context, budget *Budget, dirs Dirs, s *Spec) (*Result, er
 	defer t.Close()
 	c := &Call{
 		Argv: s.Argv, Files: s.Code, Cell: s.Cell, Env: s.Env, Workdir: s.Workdir, Timeout: s.Timeout,
+		Track: s.Track, TrackIgnore: s.TrackIgnore,
 		Stdin: t.Stdin, Stdout: t.Stdout, Stderr: t.Stderr, Signals: s.Signals, Kill: s.Kill, Sent: t.Sent,
 	}
 	if s.PoolRequired {

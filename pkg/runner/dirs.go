@@ -454,11 +454,11 @@ func sweepOne(base *os.File, r *runDir) {
 			rec.w.kill()
 			rec.s.kill()
 		}
-		forgetBox(namePrefix+r.name, rec.s.pid)
+		forgetBox(namePrefix+r.name, rec.s)
 	} else {
 		// Killed before the box could be recorded; kern may have noted it by then.
 		for _, pid := range supervisors(namePrefix + r.name) {
-			forgetBox(namePrefix+r.name, pid)
+			forgetBox(namePrefix+r.name, proc{pid: pid})
 		}
 	}
 	cgroup.Remove(namePrefix + r.name)
@@ -487,18 +487,20 @@ func kernRuntime() []string {
 // forgetBox removes what kern keeps for a box while it runs and could not
 // remove because it was killed: the box's environment (which may hold
 // secrets), its record, its scratch layer and its empty cgroup.
-func forgetBox(name string, supervisor int) {
-	entry := name + "-" + strconv.Itoa(supervisor)
+func forgetBox(name string, supervisor proc) {
+	entry := name + "-" + strconv.Itoa(supervisor.pid)
+	// What `kern stop` notes for `kern wait`.
+	exit := strconv.Itoa(supervisor.pid) + "-" + strconv.FormatUint(supervisor.start, 10)
 	for _, dir := range kernRuntime() {
 		if checkDir(dir) != nil {
 			continue
 		}
-		for _, sub := range []string{"env", "instances", "scratch", "health", "waitexit"} {
-			d, err := os.OpenFile(filepath.Join(dir, sub), os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+		for _, sub := range [][2]string{{"env", entry}, {"instances", entry}, {"scratch", entry}, {"health", entry}, {"waitexit", exit}, {"claims", name}} {
+			d, err := os.OpenFile(filepath.Join(dir, sub[0]), os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 			if err != nil {
 				continue
 			}
-			workspace.RemoveAt(d, entry)
+			workspace.RemoveAt(d, sub[1])
 			d.Close()
 		}
 	}

@@ -104,12 +104,12 @@ func TestUsable(t *testing.T) {
 func TestForgetMakesNothing(t *testing.T) {
 	x := filepath.Join(t.TempDir(), "runtime")
 	t.Setenv("XDG_RUNTIME_DIR", x)
-	forgetBox(namePrefix+"0123456789abcdef", 12345)
+	forgetBox(namePrefix+"0123456789abcdef", proc{12345, 678})
 	if _, err := os.Lstat(x); err == nil {
 		t.Errorf("%s was made", x)
 	}
 	// And what is there goes, without a look at anything else.
-	for _, f := range []string{"kern/env/" + namePrefix + "0123456789abcdef-12345", "kern/env/other-12345"} {
+	for _, f := range []string{"kern/env/" + namePrefix + "0123456789abcdef-12345", "kern/env/other-12345", "kern/waitexit/12345-678"} {
 		p := filepath.Join(x, f)
 		if err := os.MkdirAll(filepath.Dir(p), 0o700); err != nil {
 			t.Fatal(err)
@@ -118,8 +118,8 @@ func TestForgetMakesNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	forgetBox(namePrefix+"0123456789abcdef", 12345)
-	left, _ := filepath.Glob(x + "/kern/env/*")
+	forgetBox(namePrefix+"0123456789abcdef", proc{12345, 678})
+	left, _ := filepath.Glob(x + "/kern/*/*")
 	if len(left) != 1 || filepath.Base(left[0]) != "other-12345" {
 		t.Errorf("left: %v", left)
 	}

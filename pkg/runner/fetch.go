@@ -146,7 +146,7 @@ func Pull(ctx context.Context, f Fetch) error {
 		return &PullError{f.Image, why}
 	}
 	if anew && st != nil {
-		forgetBox(name, st.Pid())
+		forgetBox(name, proc{pid: st.Pid()})
 	}
 	return err
 }

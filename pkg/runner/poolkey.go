@@ -31,6 +31,8 @@ func (s *Spec) PoolKey(base string) (string, error) {
 		return no("-t has a terminal of its own")
 	case s.Setup != nil:
 		return no("--setup changes the workspace first")
+	case s.WorkspaceSize > 0:
+		return no("--workspace-size copies back at the end")
 	case s.CopyOf != "":
 		return no("--workspace-copy copies first")
 	case s.Pull == "always":
@@ -45,6 +47,7 @@ func (s *Spec) PoolKey(base string) (string, error) {
 		Pins                                           map[string][2]uint64
 		Watch                                          []string
 		DepsWritable                                   bool
+		WorkspaceMax                                   any
 		Tmpfs                                          any
 		Memory, CPUs, PIDs, CPUSet, Ulimits, Limits    any
 		RequireLimits, HostNetwork                     bool
@@ -54,8 +57,8 @@ func (s *Spec) PoolKey(base string) (string, error) {
 		Version: 1,
 		Kern:    s.Kern.Path, KernVersion: s.Kern.Version,
 		Mounts: s.Mounts, Workspace: s.Workspace, Pins: map[string][2]uint64{}, Watch: s.Watch,
-		DepsWritable: s.DepsWritable,
-		Tmpfs:        s.Tmpfs, Memory: s.Memory, CPUs: s.CPUs, PIDs: s.PIDs, CPUSet: s.CPUSet, Ulimits: s.Ulimits, Limits: s.Limits,
+		DepsWritable: s.DepsWritable, WorkspaceMax: s.WorkspaceMax,
+		Tmpfs: s.Tmpfs, Memory: s.Memory, CPUs: s.CPUs, PIDs: s.PIDs, CPUSet: s.CPUSet, Ulimits: s.Ulimits, Limits: s.Limits,
 		RequireLimits: s.RequireLimits, HostNetwork: s.HostNetwork,
 		Egress: s.Egress, CapDrop: s.CapDrop, CapAdd: s.CapAdd, Profiles: s.Profiles,
 		Security: s.Security, AppArmor: s.AppArmor, User: s.User, Hostname: s.Hostname, KernConfig: s.KernConfig,

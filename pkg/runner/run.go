@@ -59,10 +59,11 @@ type run struct {
 	budget *Budget
 	dirs   Dirs
 
-	base string // our cache directory
-	dir  *runDir
-	ends []func() // what close does
-	ws   string   // the workspace
+	base  string // our cache directory
+	dir   *runDir
+	ends  []func() // what close does
+	ws    string   // the workspace
+	calls int      // of a served box, so far
 	// compile: the bytecode of the image's library shall be made afterwards.
 	compile bool
 	watching
@@ -579,7 +580,7 @@ func (r *run) settle(ctx context.Context) {
 		r.ev.startErr = fmt.Errorf("kern does not answer and cannot be ended")
 	}
 	if r.ev.wait.Signaled() {
-		forgetBox(b.name, b.s.pid)
+		forgetBox(b.name, b.s)
 	}
 }
 
@@ -769,7 +770,15 @@ func (l Limits) Uncapped() []string {
 
 func (r *run) usage() Usage {
 	var u Usage
-	if r.box == nil || r.box.state == nil {
+	if r.box == nil {
+		return u
+	}
+	select {
+	case <-r.box.exited:
+	default:
+		return u // a box that serves more than one call
+	}
+	if r.box.state == nil {
 		return u
 	}
 	ru := &r.box.state.usage

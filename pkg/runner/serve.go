@@ -49,6 +49,10 @@ type Call struct {
 	Stdin, Stdout, Stderr *os.File
 	// TTY, the slave of a pty, stands for all three.
 	TTY *os.File
+	// Track lists what the call changed in the workspace, without what TrackIgnore
+	// names.
+	Track       bool
+	TrackIgnore []string
 	// Timeout is for this call; 0 for none. Wait is how long a Claimer waits for a
 	// box.
 	Timeout, Wait time.Duration
@@ -68,7 +72,7 @@ const driverTime = 60 * time.Second
 // an error, what kept us from trying. The context only bounds the start.
 func Boot(ctx context.Context, budget *Budget, dirs Dirs, s *Spec, driver []string) (*Served, *Result, error) {
 	own := *s
-	own.served = true
+	own.served, own.Track = true, false
 	r := &run{spec: &own, budget: budget, dirs: dirs, errMark: -1}
 	b := &Served{r: r, events: make(chan agent.Event, 16)}
 	res, err := b.boot(ctx, driver)
@@ -223,17 +227,19 @@ func (b *Served) Call(ctx context.Context, c *Call) *Result {
 	call := &call{Call: c, id: newID(), begun: time.Now(), cell: c.Cell != nil && b.driver}
 	r.ev = evidence{timeout: c.Timeout, startTimeout: r.spec.StartTimeout}
 	r.reported = nil
-	res := func() *Result {
-		if err := b.send(call); err != nil {
-			r.ev.startErr = fmt.Errorf("the box cannot be reached: %w", err)
-			return b.endBox(ctx, call)
-		}
-		if c.Sent != nil {
-			c.Sent()
-		}
-		return b.follow(ctx, call)
-	}()
-	return res
+	r.calls++
+	r.spec.Track, r.spec.TrackIgnore = c.Track, c.TrackIgnore
+	if c.Track {
+		r.scanBefore(ctx)
+	}
+	if err := b.send(call); err != nil {
+		r.ev.startErr = fmt.Errorf("the box cannot be reached: %w", err)
+		return b.endBox(ctx, call)
+	}
+	if c.Sent != nil {
+		c.Sent()
+	}
+	return b.follow(ctx, call)
 }
 
 // Watch waits between two calls for an end that nobody asked for: of the box, or
@@ -312,7 +318,8 @@ type call struct {
 	id      string
 	begun   time.Time
 	started time.Time
-	cell    bool // for the interpreter
+	cell    bool  // for the interpreter
+	scratch int64 // what /tmp held when the command had ended, in bytes
 }
 
 func bytesOf(l []string) [][]byte {
@@ -476,7 +483,8 @@ func (*OutputGone) Error() string { return "standard output is closed" }
 func (b *Served) exited(ctx context.Context, c *call) *Result {
 	s := b.r.spec
 	kept := s.Workspace != "" || slices.ContainsFunc(s.Mounts, func(m validate.Mount) bool { return !m.ReadOnly })
-	if b.kernel() || kept {
+	c.scratch = b.r.scratchUsed()
+	if b.kernel() || kept || c.Track {
 		return b.endBox(ctx, c)
 	}
 	return b.answer(c)
@@ -488,6 +496,9 @@ func (b *Served) BaseEnv() []validate.KV { return b.r.spec.Env }
 // answer is the Result of a call that left the box alive.
 func (b *Served) answer(c *call) *Result {
 	r := b.r
+	if c.Track && r.ev.ran {
+		r.scanAfter(context.Background())
+	}
 	r.afterwards()
 	return b.result(c)
 }
@@ -552,6 +563,9 @@ func (b *Served) result(c *call) *Result {
 	r.results(res, name)
 	if b.kernel() && r.out != nil {
 		unix.Unlinkat(int(r.out.Fd()), name, 0)
+	}
+	if n := max(c.scratch, r.scratchUsed()); c.Track && n > 0 && len(res.Files) == 0 {
+		r.reported = append(r.reported, fmt.Sprintf("nothing changed in the workspace; /tmp of the box holds %s, which is not kept", validate.Size(n).Human()))
 	}
 	res.Notes = r.reported
 	return res

@@ -147,7 +147,7 @@ func runServed(ctx context.Context, budget *Budget, dirs Dirs, s *Spec) (*Result
 		return res, nil
 	}
 	b.r.ev.argv0 = s.Argv[0]
-	call := &Call{Argv: s.Argv, Timeout: s.Timeout, Signals: s.Signals, Kill: s.Kill}
+	call := &Call{Argv: s.Argv, Track: s.Track, TrackIgnore: s.TrackIgnore, Timeout: s.Timeout, Signals: s.Signals, Kill: s.Kill}
 	if s.TTY != nil {
 		call.TTY = s.TTY
 		var failed error

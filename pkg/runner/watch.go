@@ -187,8 +187,63 @@ func (r *run) lookAtWorkspace(ctx context.Context) {
 			w.space.Store(n)
 		}
 	}
-	if !r.spec.Track || r.spec.prepares || !r.ev.ran {
+	if r.spec.Track && !r.spec.prepares && r.ev.ran {
+		r.scanAfter(ctx)
+	}
+}
+
+// scanBefore looks at the workspace before a call of a box that waits, unless the
+// last call left a look.
+func (r *run) scanBefore(ctx context.Context) {
+	w := &r.watching
+	if w.before, w.after = w.after, nil; w.before != nil || r.fresh() {
 		return
+	}
+	var err error
+	if w.dir == nil {
+		w.dir, err = r.openWorkspace()
+	}
+	if err == nil {
+		w.before, err = workspace.ScanDir(ctx, w.dir, workspace.ScanOptions{Ignore: r.spec.TrackIgnore})
+	}
+	if err != nil {
+		r.reported = append(r.reported, "the changed files are not known: "+err.Error())
+		r.spec.Track = false
+		return
+	}
+	time.Sleep(min(time.Until(w.before.Settles()), workspace.FingerprintSettle))
+}
+
+// fresh says that the box has a private workspace in which nothing has run.
+func (r *run) fresh() bool { return r.private() && r.calls == 1 }
+
+// scratchUsed is what a memory file system at /tmp of a living box holds, in
+// bytes; 0 when there is none.
+func (r *run) scratchUsed() int64 {
+	if r.box == nil || r.box.hasEnded() || !slices.ContainsFunc(r.spec.Tmpfs, func(t validate.Tmpfs) bool { return t.Target == "/tmp" }) {
+		return 0
+	}
+	var fs unix.Statfs_t
+	if unix.Statfs("/proc/"+strconv.Itoa(r.box.w.pid)+"/root/tmp", &fs) != nil || fs.Type != unix.TMPFS_MAGIC {
+		return 0
+	}
+	return int64(fs.Blocks-fs.Bfree) * fs.Bsize
+}
+
+// scanAfter looks at it once the code has ended.
+func (r *run) scanAfter(ctx context.Context) {
+	w := &r.watching
+	dir := w.dir
+	if w.memory != nil {
+		dir = w.memory
+	}
+	if dir == nil {
+		var err error
+		if dir, err = r.openWorkspace(); err != nil {
+			r.reported = append(r.reported, "the changed files are not known: "+err.Error())
+			return
+		}
+		w.dir = dir
 	}
 	ctx, cancel := context.WithTimeout(ctx, scanTime)
 	defer cancel()

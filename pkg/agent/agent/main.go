@@ -19,6 +19,10 @@
 //
 // deletes what lies in the directories: the files of users of a box that nobody
 // outside it may delete.
+//
+//	agent probe QUESTION...
+//
+// says what a box looks like from within, and tries its caps.
 package main
 
 import (
@@ -35,6 +39,9 @@ func main() {
 		serve()
 	case len(os.Args) > 2 && os.Args[1] == "clear":
 		unix.Exit(clearAll(os.Args[2:]))
+	case len(os.Args) > 2 && os.Args[1] == "probe":
+		probe(os.Args[2:])
+		return
 	}
 	unix.Exit(2)
 }
