@@ -202,8 +202,7 @@ func (p *process) close() {
 // end kills the process, and what is left in its group, and waits for it.
 func (p *process) end() {
 	if !p.reaped {
-		unix.Kill(-p.pid, unix.SIGKILL)
-		unix.Kill(p.pid, unix.SIGKILL)
+		p.kill()
 		for {
 			if _, err := unix.Wait4(p.pid, nil, 0, nil); err != unix.EINTR {
 				break
@@ -211,6 +210,13 @@ func (p *process) end() {
 		}
 	}
 	p.close()
+}
+
+func (p *process) kill() {
+	if !p.reaped {
+		unix.Kill(-p.pid, unix.SIGKILL)
+		unix.Kill(p.pid, unix.SIGKILL)
+	}
 }
 
 // signal delivers a signal as a terminal, or else as kill(1), would.
@@ -369,7 +375,10 @@ func (s *server) exec(r wire.Request, fds []int) wire.Event {
 		}
 	}
 	if s.driver.pid > 0 {
-		s.driver.end() // its memory and its processes are not the command's
+		// Its memory and its processes are not the command's. That it is gone is not
+		// waited for, a millisecond that a command would pay: reap takes it.
+		s.driver.kill()
+		s.driver.close()
 	}
 	p, what, errno := s.start(&y, files, r.TTY)
 	if errno != 0 {
