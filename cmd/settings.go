@@ -28,6 +28,7 @@ var keyRules = map[string]struct {
 	safe    func(string) bool
 }{
 	"memory":         {check: check(validate.ParseLimit), tighter: atMost(validate.ParseLimit)},
+	"tmpfs":          {tighter: smallerTmpfs},
 	"workspace-max":  {check: check(workspaceMax), tighter: atMost(workspaceMax)},
 	"workspace-size": {check: check(validate.ParseLimit)},
 	"track-ignore":   {check: workspace.CheckIgnore, safe: func(string) bool { return true }},
@@ -53,6 +54,34 @@ func workspaceMax(s string) (validate.Size, error) {
 		return validate.Size(workspace.MostDefault), nil
 	}
 	return validate.ParseLimit(s)
+}
+
+// smallerTmpfs says that each memory file system of a list is one of the other
+// list, and no larger there. Without a list there is the default /tmp.
+func smallerTmpfs(candidate, current string) bool {
+	list, none, err := validate.ParseTmpfsList(strings.Split(candidate, "\n"))
+	if err != nil || none {
+		return false
+	}
+	var have []validate.Tmpfs
+	if current != "" {
+		if have, none, err = validate.ParseTmpfsList(strings.Split(current, "\n")); err != nil {
+			return false
+		}
+	}
+	at := map[string]validate.Size{}
+	if !none {
+		at["/tmp"] = validate.DefaultTmp(0)
+	}
+	for _, t := range have {
+		at[t.Target] = t.Size
+	}
+	for _, t := range list {
+		if most, ok := at[t.Target]; !ok || t.Size > most {
+			return false
+		}
+	}
+	return true
 }
 
 func count2(s string) (int, error) { return validate.Count(s, 2) }
