@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/kern-sbx/kern-sbx/pkg/pool"
 	"github.com/kern-sbx/kern-sbx/pkg/runner"
 	"github.com/kern-sbx/kern-sbx/pkg/term"
 	"github.com/kern-sbx/kern-sbx/pkg/validate"
@@ -32,10 +33,36 @@ const (
 	toMake      // a named one is made where it is missing
 )
 
+// kernelPrefix begins an operand that means the workspace of a kernel.
+const kernelPrefix = "kernel:"
+
+// kernelWorkspace is the directory that a living kernel has at /workspace.
+func (a *app) kernelWorkspace(name string) (string, error) {
+	place, err := pool.Open(a.env, runner.FindDirs(a.env))
+	if err != nil {
+		return "", err
+	}
+	defer place.Close()
+	k, err := place.Kernel(name)
+	if err != nil {
+		return "", err
+	}
+	defer k.Close()
+	s, err := k.Status()
+	if err != nil {
+		return "", err
+	}
+	return s.Dir, nil
+}
+
 // workspacePath resolves the operand of a command that means a workspace: a
-// directory, or @NAME. A named one that is written to is this process's alone
+// directory, @NAME, or kernel:NAME. A named one that is written to is this process's alone
 // until release.
 func (a *app) workspacePath(operand string, u use) (dir string, release func(), err error) {
+	if kernel, ok := strings.CutPrefix(operand, kernelPrefix); ok {
+		dir, err := a.kernelWorkspace(kernel)
+		return dir, func() {}, err
+	}
 	name, named := strings.CutPrefix(operand, workspace.NamePrefix)
 	if !named {
 		return operand, func() {}, nil
@@ -102,8 +129,8 @@ func (a *app) filesCommand() *cobra.Command {
 		Use:     "files",
 		Short:   "list, read, write and remove files of a workspace",
 		GroupID: groupBox,
-		Long: `List, read, write and remove files of a workspace from this side: a directory, or
-@NAME for one that is kept by name. Code in a box may have made what is in it. So
+		Long: `List, read, write and remove files of a workspace from this side: a directory,
+@NAME for one that is kept by name, or kernel:NAME for that of a kernel. Code in a box may have made what is in it. So
 no symbolic link is followed anywhere, ".." and absolute paths are refused, and
 only regular files are read or replaced: a FIFO, a socket or a device is refused
 at once.`,

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/cobra/doc"
 
+	"github.com/kern-sbx/kern-sbx/pkg/doctor"
 	"github.com/kern-sbx/kern-sbx/pkg/runner"
 )
 
@@ -67,6 +68,7 @@ func TestGenerated(t *testing.T) {
 		want["../man/"+filepath.Base(p)] = b
 	}
 	want["schema/result-v1.json"] = resultSchemaOf(t)
+	want["schema/doctor-v1.json"] = doctorSchemaOf(t)
 
 	for name, got := range want {
 		if *update {
@@ -139,6 +141,31 @@ func resultSchemaOf(t *testing.T) []byte {
 	data.MinProperties = jsonschema.Ptr(1)
 	s.Title = "The result of one kern-sbx run"
 	s.Properties["schema"].Const = jsonschema.Ptr[any](runner.Schema)
+	b, err := json.MarshalIndent(s, "", "  ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append(b, '\n')
+}
+
+func doctorSchemaOf(t *testing.T) []byte {
+	t.Helper()
+	s, err := jsonschema.For[doctor.Report](&jsonschema.ForOptions{TypeSchemas: map[reflect.Type]*jsonschema.Schema{
+		reflect.TypeFor[doctor.Status](): {Type: "string", Enum: []any{doctor.OK, doctor.Info, doctor.Warn, doctor.Fail, doctor.Skipped}},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Schema = "https://json-schema.org/draft/2020-12/schema"
+	s.ID = "urn:" + strings.ReplaceAll(doctor.Schema, "/", ":")
+	s.Title = "What kern-sbx doctor found"
+	s.Properties["schema"].Const = jsonschema.Ptr[any](doctor.Schema)
+	s.Properties["exit_code"].Enum = []any{0, 1, 125}
+	// A slice could be null for the package; ours never is.
+	s.Properties["checks"].Type, s.Properties["checks"].Types = "array", nil
+	check := s.Properties["checks"].Items
+	check.Properties["values"].Type, check.Properties["values"].Types = "array", nil
+	check.Properties["group"].Enum = []any{doctor.GroupHost, doctor.GroupBox, doctor.GroupPromises}
 	b, err := json.MarshalIndent(s, "", "  ")
 	if err != nil {
 		t.Fatal(err)

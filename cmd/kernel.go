@@ -89,7 +89,7 @@ type kernelStart struct {
 func (a *app) kernelStart() *cobra.Command {
 	o := &kernelStart{runOpts: runOpts{app: a}}
 	c := &cobra.Command{
-		Use:   "start [--name NAME] [box flags]",
+		Use:   "start [--name NAME]",
 		Short: "start an interpreter in the background",
 		Long: `Start an interpreter in a box, in the background, and print its name. The flags
 are those of run; --timeout and --max-output hold for every cell that brings
@@ -350,6 +350,7 @@ type kernelExec struct {
 	most                 validate.Size
 	mostGiven            bool
 
+	flags  *pflag.FlagSet
 	dirs   runner.Dirs
 	place  *pool.Place
 	client *pool.Client
@@ -494,8 +495,15 @@ func count(all ...bool) (n int) {
 	return n
 }
 
+func firstField(s string) string {
+	s, _, _ = strings.Cut(s, " ")
+	s, _, _ = strings.Cut(s, "=")
+	return s
+}
+
 // settings reads what the command line says about every cell.
 func (o *kernelExec) settings(c *cobra.Command) error {
+	o.flags = c.Flags()
 	if err := o.configure(c, &o.box); err != nil {
 		return err
 	}
@@ -764,6 +772,9 @@ func (o *kernelExec) runCell(cell *pool.Cell, capture bool) (*finished, error) {
 	}
 	hint, found := o.reporter(m, cell, s).hint(s, &interp.Program{Lang: m.Lang}, res, nil, show)
 	if found {
+		if f := o.flags.Lookup(strings.TrimLeft(firstField(hint.Flag), "-")); f == nil && strings.HasPrefix(hint.Flag, "--") {
+			hint.Flag = "kern-sbx kernel start " + hint.Flag // a flag of the box
+		}
 		res.Hints = append(res.Hints, runner.Hint{ID: hint.ID, Text: hint.Why, Flag: hint.Flag})
 	}
 	return &finished{res, out.Number, out.Over, t, func() { o.reportCell(m, cell, s, out, hint, found) }}, nil
@@ -789,6 +800,12 @@ func (o *kernelExec) await(cell *pool.Cell, t *runner.Streams) (out *pool.Outcom
 	for interrupts := 0; ; {
 		select {
 		case got := <-c:
+			if errors.Is(got.err, pool.ErrInterrupted) {
+				if asked == 0 {
+					asked = unix.SIGINT
+				}
+				return nil, closed, &exitError{code: 128 + int(asked), err: got.err}
+			}
 			return got.out, closed, got.err
 		case <-gone:
 			gone, closed = nil, true
@@ -797,10 +814,13 @@ func (o *kernelExec) await(cell *pool.Cell, t *runner.Streams) (out *pool.Outcom
 		case sig := <-o.sigs:
 			if sig == unix.SIGINT && asked == 0 {
 				interrupts++
-				if interrupts > 2 {
-					client.Signal(unix.SIGTERM) // and so ends the kernel
-				} else {
+				switch {
+				case interrupts <= 2:
 					client.Signal(unix.SIGINT)
+				case interrupts == 3:
+					client.Signal(unix.SIGTERM) // and so ends the kernel
+				default:
+					return nil, closed, &exitError{code: 130, err: fmt.Errorf("kernel %s does not answer", o.name)}
 				}
 				continue
 			}
@@ -1045,7 +1065,7 @@ type kernelDoc struct {
 	Lang string `json:"lang"`
 	// Image is the image, the directory of --rootfs, or host.
 	Image string `json:"image"`
-	// State is idle, busy, ending, dead, starting, or silent (it does not answer).
+	// State is idle, busy, dead, starting, or silent (it does not answer).
 	State string `json:"state"`
 	// Reason is why it is dead, "" while it is not.
 	Reason string `json:"reason"`
@@ -1058,8 +1078,8 @@ type kernelDoc struct {
 	// IdleTimeoutMS and MaxAgeMS end it; 0 for never.
 	IdleTimeoutMS int64 `json:"idle_timeout_ms"`
 	MaxAgeMS      int64 `json:"max_age_ms"`
-	// Memory is the most it has had, in bytes, null where that is not known;
-	// MemoryLimit is its cap, 0 for none.
+	// Memory is the most it had had at the end of its last cell, in bytes, null
+	// where that is not known; MemoryLimit is its cap, 0 for none.
 	Memory      *int64 `json:"memory"`
 	MemoryLimit int64  `json:"memory_limit"`
 	// Workspace is the directory that is kept, "" for a private one.
@@ -1132,7 +1152,7 @@ func describeKernel(place *pool.Place, name string) *kernelDoc {
 	}
 	defer c.Close()
 	if s, err := c.Status(); err == nil {
-		d.State, d.Cells, d.Queued, d.IdleMS, d.Memory = s.State, s.Cells, s.Queued, s.IdleMS, s.Memory
+		d.State, d.Reason, d.Cells, d.Queued, d.IdleMS, d.Memory = s.State, s.Ended, s.Cells, s.Queued, s.IdleMS, s.Memory
 	}
 	return d
 }
@@ -1236,7 +1256,8 @@ func (a *app) kernelStop() *cobra.Command {
 		Use:   "stop [NAME]",
 		Short: "end a kernel, or forget a dead one",
 		Long: `End a kernel with all that is in its box; a cell that runs is asked to end first, and
-has 2 s. A workspace of -W stays. It returns when nothing of the kernel is left.`,
+has 2 s. One that does not answer is killed. A workspace of -W stays. It returns
+when nothing of the kernel is left.`,
 		Example:           "  kern-sbx kernel stop\n  kern-sbx kernel stop data\n  kern-sbx kernel stop --all",
 		Args:              cobra.MaximumNArgs(1),
 		ValidArgsFunction: a.completeKernels,
@@ -1254,8 +1275,11 @@ has 2 s. A workspace of -W stays. It returns when nothing of the kernel is left.
 			if !all {
 				name := kernelName(args)
 				err := place.StopKernel(name)
-				if errors.As(err, new(*pool.NoneError)) {
-					err = noKernel(name)
+				switch {
+				case errors.As(err, new(*pool.NoneError)):
+					return noKernel(name)
+				case err != nil && !errors.As(err, new(*validate.Error)):
+					return &exitError{code: 1, err: err}
 				}
 				return err
 			}

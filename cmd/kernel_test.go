@@ -422,10 +422,15 @@ print("sent")
 	r.t = t
 }
 
-// startCell begins a cell and waits until it says that it runs.
+// startCell begins a cell and waits until it says that it runs: at READY, or else
+// at its beginning.
 func (r *rig) startCell(code string, flags ...string) (*exec.Cmd, *bytes.Buffer) {
 	r.t.Helper()
-	c := r.command(append(append([]string{"kernel", "exec"}, flags...), "-c", "print('runs', flush=True)\n"+code)...)
+	if !strings.Contains(code, "READY") {
+		code = "READY\n" + code
+	}
+	code = strings.Replace(code, "READY", "print('runs', flush=True)", 1)
+	c := r.command(append(append([]string{"kernel", "exec"}, flags...), "-c", code)...)
 	out, err := c.StdoutPipe()
 	if err != nil {
 		r.t.Fatal(err)
@@ -485,7 +490,7 @@ func TestKernelSignals(t *testing.T) {
 	r.want(0, "5", "kernel", "exec", "-c", "print(kept)")
 
 	// A cell that heeds nothing: the third one ends the kernel.
-	c, errs = r.startCell("import time, signal\nsignal.signal(2, signal.SIG_IGN)\nsignal.signal(15, signal.SIG_IGN)\nwhile True: time.sleep(1)")
+	c, errs = r.startCell("import time, signal\nsignal.signal(2, signal.SIG_IGN)\nsignal.signal(15, signal.SIG_IGN)\nREADY\nwhile True: time.sleep(1)")
 	for range 3 {
 		c.Process.Signal(unix.SIGINT)
 		time.Sleep(50 * time.Millisecond)
@@ -497,13 +502,23 @@ func TestKernelSignals(t *testing.T) {
 	r.want(0, "fresh", "kernel", "exec", "--restart", "-c", "print('fresh')")
 
 	// A caller that was told to end does not wait for ever.
-	c, _ = r.startCell("import time, signal\nsignal.signal(2, signal.SIG_IGN)\ntime.sleep(60)")
+	c, _ = r.startCell("import time, signal\nsignal.signal(2, signal.SIG_IGN)\nREADY\ntime.sleep(60)")
 	begun := time.Now()
 	c.Process.Signal(unix.SIGTERM)
 	if got := code(c); got != 143 || time.Since(begun) > 4*time.Second {
 		t.Errorf("SIGTERM to a deaf cell: %d after %s", got, time.Since(begun))
 	}
 	r.want(125, "is busy with another cell", "kernel", "exec", "--wait=false", "-c", "1")
+	// Nor does one who waits for it.
+	waiting := r.command("kernel", "exec", "-c", "1")
+	said, _ := waiting.StderrPipe()
+	waiting.Start()
+	io.ReadFull(said, make([]byte, 20))
+	waiting.Process.Signal(unix.SIGINT)
+	go io.Copy(io.Discard, said)
+	if got := code(waiting); got != 130 {
+		t.Errorf("interrupted in the queue: %d", got)
+	}
 	// And a stop does not either.
 	if a := r.want(0, "", "kernel", "stop"); a.took > 5*time.Second {
 		t.Errorf("a stop takes %s", a.took)
@@ -573,6 +588,13 @@ func TestKernelKilled(t *testing.T) {
 		t.Errorf("ls sweeps what a killed kernel left: %v", left)
 	}
 	r.want(0, "again", "kernel", "exec", "--restart", "-c", "print('again')")
+	r.want(0, "", "kernel", "stop")
+	r.nothingLeft()
+
+	// One that is stopped answers nobody, and can be ended all the same.
+	r.start()
+	unix.Kill(r.holder(), unix.SIGSTOP)
+	r.want(0, "silent", "kernel", "ls")
 	r.want(0, "", "kernel", "stop")
 	r.nothingLeft()
 
@@ -688,6 +710,23 @@ func TestKernelLife(t *testing.T) {
 	r.want(125, "is dead: ", "kernel", "exec", "-c", "1")
 	r.want(0, "", "kernel", "stop", "--all")
 	r.nothingLeft()
+}
+
+// Faults of a kernel are those of a run.
+func TestKernelOOM(t *testing.T) {
+	r := newRig(t)
+	a := r.run("kernel", "start", "--image", "host", "--memory", "64m", "--require-limits")
+	if a.code == 125 {
+		t.Skip("memory cannot be capped here: " + a.err)
+	}
+	r.want(0, "", "kernel", "exec", "-c", "x = 41")
+	r.want(137, "oom: ", "kernel", "exec", "-c", "b = bytearray(300 << 20)")
+	r.want(125, "a prior cell ended it (oom)", "kernel", "exec", "-c", "print(x)")
+	// Also when the cell that grows is not the one that runs.
+	r.start("--name", "two", "--memory", "64m")
+	r.run("kernel", "exec", "two", "-c", "import threading, time\ndef f(): time.sleep(0.3); b = bytearray(300 << 20)\nthreading.Thread(target=f).start()")
+	time.Sleep(1500 * time.Millisecond)
+	r.want(125, "(oom)", "kernel", "exec", "two", "-c", "1")
 }
 
 // TestKernelFromBox: rule S5, with a real box that has the socket's directory.

@@ -116,6 +116,10 @@ func (o *kernelExec) repl(c *cobra.Command) error {
 			continue
 		}
 		done, err := o.runCell(&pool.Cell{Code: []byte(code)}, false)
+		if errors.Is(err, pool.ErrInterrupted) {
+			o.note(err.Error())
+			continue
+		}
 		if err != nil {
 			return err
 		}
@@ -313,11 +317,13 @@ func (h *history) load(path string) {
 	}
 	from := max(0, st.Size()-historyBytes)
 	b, _ := io.ReadAll(io.NewSectionReader(f, from, historyBytes))
+	n := 0
 	for line := range strings.Lines(string(b)) {
 		h.keep(strings.TrimSuffix(line, "\n"))
+		n++
 	}
 	h.file = f
-	if len(h.lines) == mostHistory || from > 0 {
+	if n > mostHistory || from > 0 {
 		h.rewrite()
 	}
 }
@@ -426,7 +432,7 @@ func firstWord(s string) string {
 		return "@"
 	}
 	for i := range len(s) {
-		if c := s[i]; !(c >= 'a' && c <= 'z') {
+		if c := s[i]; !(c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '_' || c >= 0x80) {
 			return s[:i]
 		}
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kern-sbx/kern-sbx/pkg/images"
+	"github.com/kern-sbx/kern-sbx/pkg/pool"
 	"github.com/kern-sbx/kern-sbx/pkg/runner"
 	"github.com/kern-sbx/kern-sbx/pkg/term"
 	"github.com/kern-sbx/kern-sbx/pkg/validate"
@@ -99,14 +100,15 @@ func (a *app) snapshotSaveCommand() *cobra.Command {
 	var l archiveFlags
 	var b boxFlags
 	c := &cobra.Command{
-		Use: "save DIR|@NAME FILE", Short: "write a directory to FILE.tar.gz", Args: cobra.ExactArgs(2),
-		Long: `Write what is in a workspace, a directory or one that is kept by name, to a
-.tar.gz, - for standard output. Files and directories go in, with their permissions
+		Use: "save DIR|@NAME|kernel:NAME FILE", Short: "write a workspace to FILE.tar.gz", Args: cobra.ExactArgs(2),
+		Long: `Write what is in a workspace (a directory, one that is kept by name, or that of a
+kernel, which is kept still meanwhile) to a .tar.gz, - for standard output. Files and directories go in, with their permissions
 and times in whole seconds; links, FIFOs, sockets and devices are left out and
 named. Owners are not recorded: the same tree gives the same bytes. FILE appears
 when it is whole (mode 0600), or keeps what it held.`,
 		Example: `  kern-sbx snapshot save ./work work.tar.gz
   kern-sbx snapshot save @job job.tar.gz
+  kern-sbx snapshot save kernel:notes notes.tar.gz
   kern-sbx snapshot save ./work - | ssh host kern-sbx snapshot restore - work`,
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := a.configure(c, &b); err != nil {
@@ -274,14 +276,37 @@ func (a *app) openArchive(name string) (f *os.File, size int64, err error) {
 type snapshotSource struct {
 	dir     string
 	release func()
+	image   string // that the kernel runs, "" for what the flag says
 	// tmp says that it is a kernel's workspace and that its /tmp, which is not
 	// saved, held data.
 	tmp bool
 }
 
 func (a *app) snapshotSource(operand string) (snapshotSource, error) {
+	if kernel, ok := strings.CutPrefix(operand, kernelPrefix); ok {
+		return a.kernelSource(kernel)
+	}
 	dir, release, err := a.workspacePath(operand, toRead)
 	return snapshotSource{dir: dir, release: release}, validate.In("DIR", err)
+}
+
+// kernelSource keeps a kernel still while it is read.
+func (a *app) kernelSource(name string) (src snapshotSource, err error) {
+	place, err := pool.Open(a.env, runner.FindDirs(a.env))
+	if err != nil {
+		return src, err
+	}
+	defer place.Close()
+	k, err := place.Kernel(name)
+	if err != nil {
+		return src, err
+	}
+	s, err := k.Hold()
+	if err != nil {
+		k.Close()
+		return src, err
+	}
+	return snapshotSource{dir: s.Dir, release: func() { k.Close() }, image: k.Meta.Root, tmp: s.Scratch > 0}, nil
 }
 
 func (a *app) snapshotSave(c *cobra.Command, from, name, image string, l *archiveFlags) error {
@@ -309,6 +334,9 @@ func (a *app) snapshotSave(c *cobra.Command, from, name, image string, l *archiv
 		return err
 	}
 	defer src.release()
+	if src.image != "" {
+		image = src.image
+	}
 	tree, err := workspace.OpenTree(src.dir)
 	if err != nil {
 		return validate.In("DIR", err)
@@ -385,6 +413,9 @@ func (a *app) snapshotRestore(c *cobra.Command, name, to, image, most string, re
 	limits, err := l.limits()
 	if err != nil {
 		return err
+	}
+	if strings.HasPrefix(to, kernelPrefix) {
+		return &validate.Error{Field: "DIR", Value: to, Reason: "the kernel has its workspace mounted, so another cannot take its place", Fix: "restore into a directory or @NAME, and start a kernel with -W"}
 	}
 	quota, err := validate.ParseLimit(most)
 	if err != nil {

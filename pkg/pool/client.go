@@ -68,6 +68,9 @@ type BusyError struct{ Text string }
 
 func (e *BusyError) Error() string { return e.Text + "; leave out --wait=false to wait for it" }
 
+// ErrInterrupted says that a cell was interrupted before it ran.
+var ErrInterrupted = errors.New("interrupted while it waited for other cells; it was not run")
+
 // Kernel connects to a kernel. Without one of that name the error is a
 // *NoneError, and a *DeadKernelError when it is dead.
 func (p *Place) Kernel(name string) (*Client, error) {
@@ -149,6 +152,9 @@ func (c *Client) Exec(cell *Cell) (*Outcome, error) {
 		case e.Grave != nil:
 			closeAll(got)
 			return nil, &DeadKernelError{c.name, c.Meta, *e.Grave}
+		case e.Interrupted:
+			closeAll(got)
+			return nil, ErrInterrupted
 		case e.Busy:
 			closeAll(got)
 			return nil, &BusyError{e.Refused}
@@ -228,12 +234,31 @@ func (c *Client) Status() (*KernelStatus, error) {
 	return &s.KernelStatus, err
 }
 
+// Hold keeps the kernel still, once the cells that were first have ended, until
+// the Client is closed. Its Status then is that of the moment.
+func (c *Client) Hold() (*KernelStatus, error) {
+	if err := c.conn.Send(Hello{Version, kernelHold}); err != nil {
+		return nil, err
+	}
+	var s struct {
+		KernelStatus
+		Refusal
+	}
+	files, err := c.conn.Receive(&s)
+	closeAll(files)
+	if err == nil && s.Refused != "" {
+		err = errors.New(s.Refused)
+	}
+	return &s.KernelStatus, err
+}
+
 // endingTime is how long a kernel may take to end: its cell has a grace of 2 s, and
 // its files may take a moment to remove.
-const endingTime = 15 * time.Second
+const endingTime = 10 * time.Second
 
-// StopKernel ends a kernel with all that it holds, or forgets a dead one.
-// Nothing of it is left when it returns.
+// StopKernel ends a kernel with all that it holds, or forgets a dead one. One that
+// does not answer is killed. Nothing of it is left when it returns, save what
+// runner.Sweep removes after one that was killed.
 func (p *Place) StopKernel(name string) error {
 	if err := checkKernel(name); err != nil {
 		return err
@@ -247,15 +272,28 @@ func (p *Place) StopKernel(name string) error {
 			return p.removeKernel(name, nil)
 		case err == nil:
 			c.Send(Hello{Version, kernelStop})
-			if p.awaitEnd(name, end) {
-				c.Close()
-				return p.removeKernel(name, nil)
+			ended := p.awaitEnd(name, end)
+			if !ended {
+				killPeer(c)
+				ended = p.awaitEnd(name, time.Now().Add(time.Second))
 			}
 			c.Close()
+			if ended {
+				return p.removeKernel(name, nil)
+			}
 		}
 		if time.Now().After(end) {
-			return fmt.Errorf("kernel %s does not end; its process may be stopped", name)
+			return fmt.Errorf("kernel %s does not end", name)
 		}
+	}
+}
+
+// killPeer kills the process that listens at the other end. That it has not taken
+// the connection yet says that it is still the same.
+func killPeer(c *agent.Conn) {
+	cred, err := unix.GetsockoptUcred(int(c.File().Fd()), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	if err == nil && int(cred.Uid) == os.Geteuid() && cred.Pid > 1 {
+		unix.Kill(int(cred.Pid), unix.SIGKILL)
 	}
 }
 

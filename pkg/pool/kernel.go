@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -127,7 +128,11 @@ type Kernel struct {
 	running *job
 	cells   int
 	used    time.Time
+	memory  int64 // the most at the end of the last cell
 	over    *KernelGrave
+
+	limits runner.Limits
+	reason string // why one of them is not in force
 }
 
 // job is one cell that somebody waits for.
@@ -139,6 +144,10 @@ type job struct {
 	lost    bool
 	ended   bool // somebody asked for the end of the kernel, for its sake
 	number  int
+
+	// hold is not nil for one that runs nothing and keeps the kernel still until
+	// it is closed; held is closed when it does.
+	hold, held chan struct{}
 
 	once sync.Once
 	done chan struct{} // closed when res or dead is set
@@ -173,7 +182,10 @@ var (
 // NewKernel puts a booted box, whose interpreter waits for cells, behind a
 // holder.
 func NewKernel(h *Holder, box *runner.Served, meta KernelMeta, opts KernelOptions) *Kernel {
-	return &Kernel{holder: h, box: box, meta: meta, opts: opts, wake: make(chan struct{}, 1), used: time.Now()}
+	k := &Kernel{holder: h, box: box, meta: meta, opts: opts, wake: make(chan struct{}, 1), used: time.Now()}
+	k.limits, k.reason = box.Limits()
+	k.memory = box.Memory()
+	return k
 }
 
 // Serve runs cells until something ends the kernel: the context, a stop, its age,
@@ -297,17 +309,16 @@ func (k *Kernel) busy() bool {
 func (k *Kernel) next() *job {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	for len(k.queue) > 0 {
-		j := k.queue[0]
-		k.queue = k.queue[1:]
-		if j.lost {
-			continue
-		}
-		k.cells++
-		k.running, j.number = j, k.cells
-		return j
+	if len(k.queue) == 0 {
+		return nil
 	}
-	return nil
+	j := k.queue[0]
+	k.queue = k.queue[1:]
+	if j.hold == nil {
+		k.cells++
+	}
+	k.running, j.number = j, k.cells
+	return j
 }
 
 // buried is the grave that run found.
@@ -319,6 +330,10 @@ func (k *Kernel) buried() *KernelGrave {
 
 // run runs one cell. True means that the kernel is over because of it.
 func (k *Kernel) run(ctx context.Context, j *job) bool {
+	if j.hold != nil {
+		k.keepStill(ctx, j)
+		return false
+	}
 	name := path.Base(j.body.File)
 	if j.body.File == "" {
 		name = fmt.Sprintf("cell-%d", j.number)
@@ -362,7 +377,63 @@ func (k *Kernel) run(ctx context.Context, j *job) bool {
 	buried := k.over != nil
 	k.mu.Unlock()
 	close(j.done)
+	if !buried {
+		// Nobody waits for this.
+		n := k.box.Memory()
+		k.mu.Lock()
+		k.memory = max(k.memory, n)
+		k.mu.Unlock()
+	}
 	return buried
+}
+
+// holdTime is how long a kernel is kept still at most.
+const holdTime = 10 * time.Minute
+
+// keepStill stops all that runs in the box until the one who asked lets go.
+func (k *Kernel) keepStill(ctx context.Context, j *job) {
+	k.box.Pause()
+	defer k.box.Resume()
+	close(j.held)
+	select {
+	case <-j.hold:
+	case <-ctx.Done():
+	case <-k.box.Ended():
+	case <-time.After(holdTime):
+	}
+	k.mu.Lock()
+	k.running, k.used = nil, time.Now()
+	k.mu.Unlock()
+	close(j.done)
+}
+
+// hold keeps the kernel still for as long as a peer stays connected.
+func (k *Kernel) hold(p *Peer, msgs <-chan incoming) {
+	j := &job{hold: make(chan struct{}), held: make(chan struct{}), done: make(chan struct{}), signals: make(chan os.Signal, 1)}
+	if _, refusal := k.enqueue(j, incoming{raw: json.RawMessage(`{"wait":true}`)}); refusal != nil {
+		p.Answer(refusal)
+		return
+	}
+	defer close(j.hold)
+	for {
+		select {
+		case <-j.held:
+			p.Answer(k.status())
+			for m := range msgs {
+				closeAll(m.files)
+			}
+			return
+		case <-j.done:
+			p.Answer(cellEvent{Refused: k.buried().Sentence(k.meta.Name)})
+			return
+		case m, ok := <-msgs:
+			if !ok {
+				k.drop(j)
+				return
+			}
+			closeAll(m.files)
+		}
+	}
 }
 
 // execRequest asks for a cell. Descriptors: body, stdout, stderr, and stdin when
@@ -387,19 +458,27 @@ const (
 	kernelSignal = "signal"
 	kernelStatus = "status"
 	kernelStop   = "stop"
+	kernelHold   = "hold"
 )
 
 // KernelStatus is how a kernel is doing.
 type KernelStatus struct {
-	State  string `json:"state"` // idle, busy or ending
+	State  string `json:"state"` // idle, busy or dead
 	Cells  int    `json:"cells"`
 	Queued int    `json:"queued"`
 	IdleMS int64  `json:"idle_ms"`
-	// Memory is the most it has had, in bytes; null where that is not known.
+	// Memory is the most it had had at the end of its last cell, in bytes; null
+	// where that is not known.
 	Memory *int64 `json:"memory"`
+	// Ended is why it is dead, when it has not yet removed all of its box.
+	Ended string `json:"ended"`
 	// Limits are the caps of its box, and Reason why one is not in force.
 	Limits runner.Limits `json:"limits"`
 	Reason string        `json:"reason"`
+	// Dir is the host directory that the box has as its workspace, Scratch what
+	// /tmp of the box holds, in bytes.
+	Dir     string `json:"dir"`
+	Scratch int64  `json:"scratch"`
 }
 
 // incoming is one message of a peer.
@@ -452,6 +531,9 @@ func (k *Kernel) handle(ctx context.Context, p *Peer) {
 		case kernelStop:
 			k.stop(errStopped)
 			return
+		case kernelHold:
+			k.hold(p, msgs)
+			return
 		case kernelSignal: // its cell is over
 		default:
 			p.Refuse("it is of a version that knows nothing of this request; stop it and start it again")
@@ -467,17 +549,16 @@ func closeAll(files []*os.File) {
 }
 
 func (k *Kernel) status() *KernelStatus {
-	s := &KernelStatus{}
-	s.Limits, s.Reason = k.box.Limits()
-	if n := k.box.Memory(); n > 0 {
-		s.Memory = &n
-	}
+	s := &KernelStatus{Limits: k.limits, Reason: k.reason, Dir: k.box.Workspace(), Scratch: k.box.Scratch()}
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if n := k.memory; n > 0 {
+		s.Memory = &n
+	}
 	s.State, s.Cells, s.Queued = "idle", k.cells, len(k.queue)
 	switch {
 	case k.over != nil:
-		s.State = "ending"
+		s.State, s.Ended = "dead", k.over.Reason
 	case k.running != nil:
 		s.State = "busy"
 	default:
@@ -496,10 +577,11 @@ type cellEvent struct {
 	Over   bool            `json:"over,omitempty"`
 	Result json.RawMessage `json:"result,omitempty"`
 	// Refused: it was not run; Grave: because the kernel is dead; Busy: because
-	// others were first.
-	Refused string       `json:"refused,omitempty"`
-	Grave   *KernelGrave `json:"grave,omitempty"`
-	Busy    bool         `json:"busy,omitempty"`
+	// others were first; Interrupted: because it was, while it waited for them.
+	Refused     string       `json:"refused,omitempty"`
+	Grave       *KernelGrave `json:"grave,omitempty"`
+	Busy        bool         `json:"busy,omitempty"`
+	Interrupted bool         `json:"interrupted,omitempty"`
 }
 
 // inline is the longest result that goes along in the packet.
@@ -540,8 +622,10 @@ func (k *Kernel) exec(p *Peer, m incoming, msgs <-chan incoming) bool {
 				k.abandon(j) // a second cell before the first has ended
 				return false
 			}
-			switch n := unix.Signal(s.Signal); n {
-			case unix.SIGINT, unix.SIGTERM:
+			if n := unix.Signal(s.Signal); n == unix.SIGINT || n == unix.SIGTERM {
+				if k.drop(j) {
+					return p.Answer(cellEvent{Refused: ErrInterrupted.Error(), Interrupted: true}) == nil
+				}
 				k.pass(j, n)
 			}
 		}
@@ -559,21 +643,31 @@ func (k *Kernel) pass(j *job, n unix.Signal) {
 	}
 }
 
+// drop takes a cell out of the queue; false when it is not in it any more.
+func (k *Kernel) drop(j *job) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	i := slices.Index(k.queue, j)
+	if i < 0 {
+		return false
+	}
+	k.queue = slices.Delete(k.queue, i, i+1)
+	return true
+}
+
 // abandon gives up a cell whose caller is gone. One that still waits is dropped
 // (true). One that runs is interrupted, and if it does not end then, the kernel
 // is ended: nobody shall have to wait for it for ever.
 func (k *Kernel) abandon(j *job) (dropped bool) {
+	if k.drop(j) {
+		return true
+	}
 	k.mu.Lock()
 	runs := k.running == j
 	j.lost = true
 	k.mu.Unlock()
 	if !runs {
-		select {
-		case <-j.done:
-		default:
-			return true
-		}
-		return false
+		return false // it has just ended
 	}
 	j.signal(unix.SIGINT)
 	time.AfterFunc(lostTime, func() {
@@ -659,43 +753,18 @@ func (k *Kernel) answer(p *Peer, j *job) bool {
 	return p.Answer(e, f) == nil
 }
 
-// wireResult is a Result with what its document leaves out.
-type wireResult struct {
-	*runner.Result
-	Stdout       *struct{} `json:"stdout,omitempty"`
-	Stderr       *struct{} `json:"stderr,omitempty"`
-	CodeStderr   *struct{} `json:"code_stderr,omitempty"`
-	RuntimeNotes []byte    `json:"runtime_notes"`
-	CutByDisk    bool      `json:"cut_by_disk"`
-	LimitsReason string    `json:"limits_reason"`
-	Notes        []string  `json:"notes"`
-	ColdImage    bool      `json:"cold_image"`
-}
-
-// mostNotes is what is passed on of kern's own lines.
-const mostNotes = 64 << 10
-
 // encodeResult is for a Result without streams, which went to the client itself.
-func encodeResult(res *runner.Result) ([]byte, error) {
-	return json.Marshal(wireResult{
-		Result: res, RuntimeNotes: res.RuntimeNotes.Head(mostNotes), CutByDisk: res.CutByDisk,
-		LimitsReason: res.LimitsReason, Notes: res.Notes, ColdImage: res.ColdImage,
-	})
-}
+func encodeResult(res *runner.Result) ([]byte, error) { return json.Marshal(runner.NewAnswer(res)) }
 
 func decodeResult(doc []byte) (*runner.Result, error) {
-	w := wireResult{Result: &runner.Result{}}
-	if err := json.Unmarshal(doc, &w); err != nil {
+	var a runner.Answer
+	if err := json.Unmarshal(doc, &a); err != nil {
 		return nil, err
 	}
-	res := w.Result
-	if res == nil || res.Schema != runner.Schema {
+	if a.Result == nil || a.Result.Schema != runner.Schema {
 		return nil, errors.New("the answer of the kernel cannot be read")
 	}
-	none := runner.TextOf(nil)
-	res.Stdout, res.Stderr, res.CodeStderr, res.RuntimeNotes = none, none, none, runner.TextOf(w.RuntimeNotes)
-	res.CutByDisk, res.LimitsReason, res.Notes, res.ColdImage = w.CutByDisk, w.LimitsReason, w.Notes, w.ColdImage
-	return res, nil
+	return a.Take(), nil
 }
 
 // checkKernel refuses a name that none can have.

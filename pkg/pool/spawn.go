@@ -1,7 +1,6 @@
 package pool
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -123,13 +122,7 @@ func Args() ([]string, error) {
 type Startup struct {
 	ready     *os.File
 	inherited []int
-	done      bool
 }
-
-// IsReady says whether Ready was called.
-func (s *Startup) IsReady() bool { return s.done }
-
-func (s *Startup) Alone(ctx context.Context) context.Context { return ctx }
 
 // Inherited takes what Spawn gave. It refuses when the process was not started
 // in that way.
@@ -164,7 +157,6 @@ func Inherited() (*Startup, error) {
 // Ready lets go of everything of the caller's and tells it so. An error: nobody
 // waits any more, and the holder should end.
 func (s *Startup) Ready() error {
-	s.done = true
 	if err := os.Chdir("/"); err != nil {
 		return err
 	}

@@ -1,7 +1,5 @@
 package runner
 
-import "os"
-
 // Answer is a Result on its way from a holder to the command line that asked:
 // without the streams, which went there by themselves, and with what is for a
 // person.
@@ -23,7 +21,7 @@ func NewAnswer(res *Result) Answer {
 func (a *Answer) Take() *Result {
 	res := a.Result
 	if res == nil {
-		return Refused(os.ErrInvalid)
+		return Lost("the answer of the background process cannot be read")
 	}
 	none := TextOf(nil)
 	res.Stdout, res.Stderr, res.CodeStderr = none, none, none

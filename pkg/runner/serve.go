@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -271,6 +272,55 @@ func (b *Served) Watch(ctx context.Context) *Result {
 		r.ev, r.reported = evidence{ran: true}, nil
 		return b.endBox(context.Background(), &call{Call: &Call{}, begun: time.Now()})
 	}
+}
+
+// Scratch is what the memory file system at /tmp of the box holds, in bytes.
+func (b *Served) Scratch() int64 { return b.r.scratchUsed() }
+
+// Pause stops all processes of the box but the agent; Resume lets them go on.
+func (b *Served) Pause() {
+	// Who is not stopped yet may start others: until a look finds nobody new.
+	stopped := map[int]bool{}
+	for range 20 {
+		if !b.signalAll(unix.SIGSTOP, stopped) {
+			return
+		}
+	}
+}
+
+// Resume is the opposite of Pause.
+func (b *Served) Resume() { b.signalAll(unix.SIGCONT, map[int]bool{}) }
+
+// signalAll sends a signal to all processes below PID 1 that were not sent one
+// before, and says whether there were any.
+func (b *Served) signalAll(sig unix.Signal, before map[int]bool) (any bool) {
+	space := pidNamespace(b.r.box.w.pid)
+	todo := children(b.r.box.w.pid)
+	for len(todo) > 0 {
+		pid := todo[len(todo)-1]
+		todo = append(todo[:len(todo)-1], children(pid)...)
+		if before[pid] {
+			continue
+		}
+		before[pid] = true
+		fd, err := unix.PidfdOpen(pid, 0)
+		if err != nil {
+			continue
+		}
+		// The number may be somebody else's by now; what is in the box's own
+		// namespace is not.
+		if space != "" && pidNamespace(pid) == space {
+			unix.PidfdSendSignal(fd, sig, nil, 0)
+			any = true
+		}
+		unix.Close(fd)
+	}
+	return any
+}
+
+func pidNamespace(pid int) string {
+	s, _ := os.Readlink("/proc/" + strconv.Itoa(pid) + "/ns/pid")
+	return s
 }
 
 // Limits are the caps of the box, and why one of them is not in force.

@@ -118,6 +118,24 @@ func (s *server) hungUp() bool {
 // tell how it ended. A driver that waits must be able to hear.
 func (s *server) closed() {
 	if s.driver.state == idle {
+		// The end of the process closes it as well, and may be seen later.
+		d := &s.driver
+		if !d.reaped {
+			d.kill()
+			var st unix.WaitStatus
+			var use unix.Rusage
+			for {
+				if _, err := unix.Wait4(d.pid, &st, 0, &use); err != unix.EINTR {
+					break
+				}
+			}
+			d.reaped = true
+			if st.Exited() || st.Signaled() && st.Signal() != unix.SIGKILL {
+				d.close()
+				s.event(exited(st, &use))
+				return
+			}
+		}
 		s.broken("it closed its channel")
 		return
 	}
