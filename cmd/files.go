@@ -130,13 +130,14 @@ func (a *app) filesCommand() *cobra.Command {
 		Short:   "list, read, write and remove files of a workspace",
 		GroupID: groupBox,
 		Long: `List, read, write and remove files of a workspace from this side: a directory,
-@NAME for one that is kept by name, or kernel:NAME for that of a kernel. Code in a box may have made what is in it. So
-no symbolic link is followed anywhere, ".." and absolute paths are refused, and
-only regular files are read or replaced: a FIFO, a socket or a device is refused
-at once.`,
+@NAME for one that is kept by name, or kernel:NAME for that of a kernel. Code in
+a box may have made what is in it. So no symbolic link is followed anywhere,
+".." and absolute paths are refused, and only regular files are read or
+replaced: a FIFO, a socket or a device is refused at once.`,
 		Example: `  kern-sbx files ls ./work
   kern-sbx files cat @job results/out.txt
-  kern-sbx files put @job data.csv`,
+  kern-sbx files put @job data.csv
+  kern-sbx files get kernel:notes plot.png`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}

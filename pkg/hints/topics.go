@@ -8,7 +8,7 @@ type Topic struct {
 // Topics lists what can be explained: every fault, every hint of the table, and
 // what surprises people in a box. A test holds the table and this list together.
 func Topics() []Topic {
-	return []Topic{
+	return append([]Topic{
 		{"timeout", "the code ran longer than --timeout", `
 The clock of --timeout starts when the command starts, so the time for building
 the box does not count (that is --start-timeout). The default is 30 seconds;
@@ -145,5 +145,5 @@ points and what you may not read are left out, and said. /tmp is memory, 64 MiB 
 --memory, and counts against it. /dev/shm is memory too. All else is read-only.
 As root, files that a run changed in a kept directory lose setuid bits and file
 capabilities when it ends: root in the box is root of the host to the file system.`},
-	}
+	}, doctorTopics()...)
 }

@@ -116,7 +116,13 @@ func bench(sbx, kern, bare, wheel string, rounds int, size int64) error {
 	if err := stream(sbx, raw, size); err != nil {
 		return err
 	}
-	return warm(sbx, raw, rounds)
+	if err := warm(sbx, raw, rounds); err != nil {
+		return err
+	}
+	if err := scans(root); err != nil {
+		return err
+	}
+	return snapshotBench(sbx, 1, 1<<30)
 }
 
 func verdict(ok bool) string {

@@ -96,7 +96,7 @@ func TestProbeAnswers(t *testing.T) {
 	if left, _ := os.ReadDir(home); len(left) > 0 {
 		t.Errorf("it left files behind: %v", left)
 	}
-	got = ask(t, nil, "u:", "t:", "m:", "e:HOME", "w:~")
+	got = ask(t, []string{"X=1"}, "u:", "t:", "m:", "e:HOME", "w:~")
 	f := strings.Fields(got["u:"])
 	ms, _ := strconv.ParseInt(got["t:"], 10, 64)
 	if len(f) != 3 || f[0] != strconv.Itoa(os.Getuid()) || f[2] == "0" || time.Since(time.UnixMilli(ms)).Abs() > time.Minute {
@@ -115,13 +115,8 @@ func TestProbeAnswers(t *testing.T) {
 // TestProbeStops: the caps are not in force here, and what is asked for is all that
 // is taken.
 func TestProbeStops(t *testing.T) {
-	got := ask(t, nil, "P:100000", "T:/no/such:10")
-	if n, _, _ := strings.Cut(got["P:100000"], " "); n != strconv.Itoa(probeForks) && n != "0" {
-		if k, err := strconv.Atoi(n); err != nil || k > probeForks {
-			t.Errorf("%q", got)
-		}
-	}
-	if got["T:/no/such:10"] != "0 ENOENT" {
+	got := ask(t, nil, "P:40", "P:-1", "P:99999999999999999999", "M:-5", "T:/no/such:10")
+	if got["P:40"] != "40 ok" || got["P:-1"] != "0 ok" || got["P:99999999999999999999"] != "0 ok" || got["M:-5"] != "0 ok" || got["T:/no/such:10"] != "0 ENOENT" {
 		t.Errorf("%q", got)
 	}
 }

@@ -1,0 +1,190 @@
+package doctor
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Bounds of what is read of hostile output.
+const (
+	mostLines   = 400
+	mostLine    = 2000
+	mostPaths   = 12
+	mostPathLen = 512
+)
+
+// linesOf gives the lines of what an outcome printed, stderr first, without
+// control characters and blank lines.
+func linesOf(o *Outcome) []string {
+	var all []string
+	for _, b := range [][]byte{o.Stderr, o.Stdout} {
+		n := 0
+		for line := range strings.Lines(string(b)) {
+			if n++; n > mostLines {
+				break
+			}
+			line = strings.TrimSpace(strings.Map(func(r rune) rune {
+				if r == '\t' {
+					return ' '
+				}
+				if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 {
+					return -1
+				}
+				return r
+			}, line))
+			if line == "" {
+				continue
+			}
+			all = append(all, line[:min(len(line), mostLine)])
+		}
+	}
+	return all
+}
+
+// normal takes out of a line what differs from run to run: numbers, addresses,
+// names that were drawn at random.
+func normal(line string) string {
+	fields := strings.FieldsFunc(line, func(r rune) bool {
+		return r == ' ' || r == '/' || r == '\'' || r == '"' || r == '(' || r == ')' || r == '[' || r == ']' || r == ':' || r == ',' || r == '`'
+	})
+	for i, f := range fields {
+		if random(f) {
+			fields[i] = "*"
+		}
+	}
+	line = strings.Join(fields, " ")
+	b := make([]byte, 0, len(line))
+	for i := range len(line) {
+		if c := line[i]; c < '0' || c > '9' {
+			b = append(b, c)
+		} else if len(b) == 0 || b[len(b)-1] != '0' {
+			b = append(b, '0')
+		}
+	}
+	return string(b)
+}
+
+// random says whether a word looks like mktemp's: its end mixes cases or digits
+// with letters, and it is no word of a language.
+func random(w string) bool {
+	if len(w) < 6 {
+		return false
+	}
+	if strings.HasPrefix(w, "tmp") || strings.HasPrefix(w, "0x") {
+		return true
+	}
+	end := w[len(w)-6:]
+	var lower, upper, digit, flips int
+	last := 0
+	for i := range len(end) {
+		kind := 0
+		switch c := end[i]; {
+		case c >= 'a' && c <= 'z':
+			lower++
+			kind = 1
+		case c >= 'A' && c <= 'Z':
+			upper++
+			kind = 2
+		case c >= '0' && c <= '9':
+			digit++
+			kind = 3
+		default:
+			return false
+		}
+		if last != 0 && kind != last {
+			flips++
+		}
+		last = kind
+	}
+	return flips >= 3 || flips == 2 && digit > 0 && lower > 0 && upper > 0
+}
+
+// words that a line of complaint has.
+var bad = []string{
+	"error", "fail", "fatal", "cannot", "can't", "could not", "couldn't", "unable", "denied", "not permitted", "read-only", "no space",
+	"no such", "not found", "exception", "invalid", "unavailable", "unreachable", "refused", "missing", "killed", "abort", "panic",
+	"must not", "not allowed", "unsupported", "doesn't support", "not support", "emerg", "too ", "exceeded", "traceback", "denied", "not writable",
+}
+
+func complains(line string) bool {
+	l := strings.ToLower(line)
+	return slices.ContainsFunc(bad, func(w string) bool { return strings.Contains(l, w) })
+}
+
+// headline is the line that a failure is known by: the last of a traceback, the
+// first complaint of anything else.
+func headline(o *Outcome) string {
+	lines := linesOf(o)
+	pick := ""
+	traceback := false
+	for _, l := range lines {
+		switch {
+		case strings.HasPrefix(l, "Traceback (most recent call last)"):
+			traceback = true
+		case traceback && !strings.HasPrefix(l, "File ") && isException(l):
+			return l
+		case pick == "" && complains(l) && !traceback:
+			pick = l
+		}
+	}
+	if pick == "" && o.Message != "" {
+		first, _, _ := strings.Cut(o.Message, "\n")
+		return first
+	}
+	if pick == "" && len(lines) > 0 {
+		pick = lines[len(lines)-1]
+	}
+	return pick
+}
+
+// isException knows the last line of a traceback: a dotted name and a colon.
+func isException(l string) bool {
+	name, _, ok := strings.Cut(l, ":")
+	if !ok {
+		name = l
+	}
+	return name != "" && !strings.ContainsAny(name, " '\"(^~") && (strings.HasSuffix(name, "Error") || strings.HasSuffix(name, "Exception") || strings.HasSuffix(name, "error") || ok && strings.Contains(name, "."))
+}
+
+// signature is what two failures have in common when they are the same one.
+func signature(o *Outcome) string {
+	var parts []string
+	for _, l := range linesOf(o) {
+		if !complains(l) {
+			continue
+		}
+		if n := normal(l); !slices.Contains(parts, n) {
+			parts = append(parts, n)
+		}
+		if len(parts) == 20 {
+			break
+		}
+	}
+	return o.Fault + "\n" + strconv.Itoa(o.Exit) + "\n" + strings.Join(parts, "\n")
+}
+
+// hasLine says whether an outcome still has a line, whatever is random in it.
+func hasLine(o *Outcome, trigger string) bool {
+	return slices.ContainsFunc(linesOf(o), func(l string) bool { return normal(l) == trigger })
+}
+
+// pathsIn finds absolute paths in a line.
+func pathsIn(line string) []string {
+	var out []string
+	for i := 0; i < len(line) && len(out) < mostPaths; i++ {
+		if line[i] != '/' || i > 0 && !strings.ContainsRune(" '\"`(=[<:,\u2018", rune(line[i-1])) && line[i-1] < 0x80 {
+			continue
+		}
+		j := i
+		for j < len(line) && !strings.ContainsRune(" '\"`()=[]<>:,;|", rune(line[j])) && line[j] < 0x80 {
+			j++
+		}
+		p := strings.TrimRight(line[i:j], ".")
+		if len(p) > 1 && len(p) <= mostPathLen && !strings.Contains(p, "//") && !slices.Contains(out, p) {
+			out = append(out, p)
+		}
+		i = j
+	}
+	return out
+}
