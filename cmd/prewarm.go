@@ -27,7 +27,6 @@ type prewarmOpts struct {
 	n                 int
 	lang, ttl, idle   string
 	wait              bool
-	all               bool
 	ttlTime, idleTime time.Duration
 }
 
