@@ -5,6 +5,7 @@
 #   make demo                    run code in a real box
 #   make test                    what CI runs: install what it needs, lint, test, fuzz for a while
 #   make bench                   what a run costs; prints the table of the README
+#   make corpus CORPUS=FILE      how often `doctor -- CMD` is right about known failures
 #   make clean                   remove what make made
 
 GO     ?= go
@@ -131,6 +132,15 @@ ROUNDS ?= 100
 bench: build
 	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o $(CACHE)/bare.linked ./testscripts/bench/bare && cp $(CACHE)/bare.linked $(CACHE)/bare
 	@$(GO) run ./testscripts/bench -kern-sbx $(BIN) -kern $(CURDIR)/$(BUNDLE)/kern -bare $(CACHE)/bare -wheel '$(CURDIR)/$(WHEELS)/*.whl' -rounds $(ROUNDS)
+
+# A file of failures with their answers, and a script beside it that builds the root
+# file systems they need. Its commands run on this machine: it has to be trusted.
+CORPUS ?= ../shared/cases/doctor-corpus.jsonl
+.PHONY: corpus
+corpus: build
+	@test -f '$(CORPUS)' || { echo "make: there is no corpus at $(CORPUS): CORPUS=FILE names one" >&2; exit 1; }
+	@mkdir -p $(CACHE)/roots
+	@$(GO) run ./testscripts/corpus -kern-sbx $(CURDIR)/$(BIN) -corpus '$(CORPUS)' -roots $(CURDIR)/$(CACHE)/roots
 
 .PHONY: clean
 clean:

@@ -31,7 +31,7 @@ type doctorOpts struct {
 func (a *app) doctorCommand() *cobra.Command {
 	o := &doctorOpts{app: a}
 	c := &cobra.Command{
-		Use:     "doctor [box flags] [-- CMD [ARG...]]",
+		Use:     "doctor [flags] [-- CMD [ARG...]]",
 		Short:   "examine this machine and a box, or find out why CMD fails in one",
 		GroupID: groupHost,
 		Long: `Examine this machine, and a real box with exactly these flags: what it may
@@ -97,9 +97,19 @@ func (o *doctorOpts) run(c *cobra.Command, argv []string) error {
 	if err != nil {
 		return err
 	}
-	ctx, stop := signal.NotifyContext(c.Context(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
-	defer stop()
+	ctx, cancel := context.WithCancelCause(c.Context())
+	defer cancel(nil)
+	sigs := make(chan os.Signal, 1)
+	signal.Notify(sigs, unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
+	// A closed output is an error of a write, and not the end of us beside boxes.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)
+	go func() {
+		select {
+		case s := <-sigs:
+			cancel(&stoppedError{s.(unix.Signal)})
+		case <-ctx.Done():
+		}
+	}()
 
 	begin := time.Now()
 	progress := func(label string) func() {
@@ -112,8 +122,9 @@ func (o *doctorOpts) run(c *cobra.Command, argv []string) error {
 	done := progress("looking at this machine and at boxes")
 	found := doctor.Run(ctx, env, checks)
 	done()
-	if ctx.Err() != nil {
-		return &exitError{code: 130, err: errors.New("interrupted")}
+	var stopped *stoppedError
+	if errors.As(context.Cause(ctx), &stopped) {
+		return &exitError{code: 128 + int(stopped.signal), err: stopped}
 	}
 	report := doctor.NewReport(found, env, o.strict)
 	report.Version, _ = a.build.version()
@@ -139,6 +150,11 @@ func (o *doctorOpts) run(c *cobra.Command, argv []string) error {
 	}
 	return nil
 }
+
+// stoppedError says that a signal ended the checks; no box is left then.
+type stoppedError struct{ signal unix.Signal }
+
+func (e *stoppedError) Error() string { return "ended by " + unix.SignalName(e.signal) }
 
 // env is the machine as the checks see it. A mistake in the flags or in the
 // configuration leaves the box out, and not the machine.

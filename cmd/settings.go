@@ -174,11 +174,8 @@ func (a *app) configure(c *cobra.Command, b *boxFlags) error {
 	if err != nil {
 		return err
 	}
-	for _, set := range conf.All() {
+	for _, set := range conf.Given() {
 		name := set.Key.Name
-		if set.Source.Layer == config.LayerDefault {
-			continue
-		}
 		if name == "env" {
 			// Variables of the files come first; those of the command line win.
 			b.env = append(set.Values, b.typedEnv...)

@@ -208,6 +208,17 @@ func (c *Config) All() []Setting {
 	return all
 }
 
+// Given gives those that a layer sets.
+func (c *Config) Given() []Setting {
+	var all []Setting
+	for i := range c.keys {
+		if c.src[i].Layer != "" || c.keys[i].Kind == Map && len(c.maps[c.keys[i].Name]) > 0 {
+			all = append(all, c.setting(i))
+		}
+	}
+	return all
+}
+
 func (c *Config) setting(i int) Setting {
 	k := c.keys[i]
 	s := Setting{Key: k, Source: c.src[i]}
@@ -228,7 +239,14 @@ func (c *Config) setting(i int) Setting {
 			s.Sources = append(s.Sources, m[name].src)
 		}
 	default:
-		s.Values = []string{c.scalars.GetString(k.Name)}
+		// A default is not put into viper: each run would pay for each key.
+		text := k.Default
+		if c.src[i].Layer != "" {
+			text = c.scalars.GetString(k.Name)
+		} else if k.Kind == Bool && text == "" {
+			text = "false"
+		}
+		s.Values = []string{text}
 	}
 	return s
 }
@@ -366,13 +384,6 @@ func newLoader(o Options) *loader {
 			return l
 		}
 		l.c.index[k.Name] = i
-		if k.Kind == Scalar || k.Kind == Bool {
-			d := k.Default
-			if k.Kind == Bool && d == "" {
-				d = "false"
-			}
-			l.c.scalars.SetDefault(k.Name, d)
-		}
 	}
 	return l
 }

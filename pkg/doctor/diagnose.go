@@ -349,7 +349,7 @@ func (s *search) verdict(o, than *Outcome) string {
 		return "works"
 	case o.Fault == "startup_failed" && than.Fault != "startup_failed":
 		return "refused"
-	case signature(o) == signature(than):
+	case alike(o, than):
 		return "same"
 	}
 	return "other"

@@ -205,11 +205,20 @@ func (l *look) notExecuted() (verdictOf, bool) {
 // when it looks like a wall of the sandbox.
 func suspect(o *Outcome) (verdictOf, bool) {
 	l := newLook(&Box{}, o, nil)
+	if l.says("invalid argument") && l.says("chown", "setresuid", "setuid", "setgid", "setgroups", "initgroups", "seteuid", "change owner") {
+		return verdictOf{
+			kind: NotFound, why: "it wants to be, or to give a file to, a user that this box does not map",
+			advice: "an --image maps more users than root when --cap-drop is none and this machine has a range for yours in /etc/subuid; or have the command leave owners as they are",
+		}, true
+	}
 	if l.says("operation not permitted", "function not implemented", "enosys", "eperm", "read-only file system") {
 		return verdictOf{
 			kind: Unfixable, why: "the sandbox refuses it by design: with all that the flags can give, it fails in the same way",
 			advice: "do without it, or run that part outside of a box",
 		}, true
+	}
+	if l.says("permission denied", "eacces") {
+		return verdictOf{kind: NotFound, why: "it may not do something, with all that the flags can give neither", advice: "look at the owner and the mode of what it names"}, true
 	}
 	return verdictOf{}, false
 }

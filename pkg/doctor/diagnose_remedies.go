@@ -493,11 +493,14 @@ var aliases = [][2]string{{"/var/run", "/run"}, {"/var/lock", "/run/lock"}}
 // readOnly answers a write to the root that is not below HOME.
 func (l *look) readOnly() {
 	for i, line := range l.lines {
-		if !strings.Contains(line, "read-only file system") && !strings.Contains(line, "erofs") {
+		// What another user owns, whom the box does not know, is refused before that
+		// it is read-only is.
+		denied := strings.Contains(line, "permission denied") || strings.Contains(line, "eacces")
+		if !denied && !strings.Contains(line, "read-only file system") && !strings.Contains(line, "erofs") {
 			continue
 		}
 		for _, p := range pathsIn(l.orig[i]) {
-			if l.belowHome(p) {
+			if l.belowHome(p) || denied && !strings.HasPrefix(p, "/var/") && !strings.HasPrefix(p, "/run/") {
 				continue
 			}
 			for _, a := range aliases {
@@ -506,6 +509,9 @@ func (l *look) readOnly() {
 				}
 			}
 			dir := path.Dir(path.Clean(p))
+			if strings.Contains(line, "chdir") || strings.Contains(line, "change directory") || strings.Contains(line, "open directory") {
+				dir = path.Clean(p)
+			}
 			for range 2 {
 				if !slices.Contains(covered, dir) && !strings.HasPrefix(dir, "/usr/") && !strings.HasPrefix(dir, "/etc/") && !strings.HasPrefix(dir, "/workspace") &&
 					!strings.HasPrefix(dir, "/proc/") && !strings.HasPrefix(dir, "/sys/") && !strings.HasPrefix(dir, "/dev/") {
@@ -620,7 +626,7 @@ func (l *look) ownHeap() bool {
 
 var noName = []string{
 	"name or service not known", "temporary failure in name resolution", "could not resolve", "could not translate host name", "getaddrinfo", "no such host", "eai_again",
-	"enotfound", "nodename nor servname", "unknownhostexception", "failed to lookup address", "gaierror", "name resolution", "unknown host", "can't resolve", "could not find host", "no servers could be reached", "temporary failure resolving", "(from versions: none)", "failed to establish a new connection", "bad address",
+	" enotfound", "nodename nor servname", "unknownhostexception", "failed to lookup address", "gaierror", "name resolution", "unknown host", "can't resolve", "could not find host", "no servers could be reached", "temporary failure resolving", "(from versions: none)", "failed to establish a new connection", "bad address",
 }
 
 // names answers a network that is not there.

@@ -2,7 +2,6 @@ package doctor
 
 import (
 	"slices"
-	"strconv"
 	"strings"
 )
 
@@ -65,39 +64,9 @@ func normal(line string) string {
 	return string(b)
 }
 
-// random says whether a word looks like mktemp's: its end mixes cases or digits
-// with letters, and it is no word of a language.
+// random says whether a word is of a kind that is drawn anew each time.
 func random(w string) bool {
-	if len(w) < 6 {
-		return false
-	}
-	if strings.HasPrefix(w, "tmp") || strings.HasPrefix(w, "0x") {
-		return true
-	}
-	end := w[len(w)-6:]
-	var lower, upper, digit, flips int
-	last := 0
-	for i := range len(end) {
-		kind := 0
-		switch c := end[i]; {
-		case c >= 'a' && c <= 'z':
-			lower++
-			kind = 1
-		case c >= 'A' && c <= 'Z':
-			upper++
-			kind = 2
-		case c >= '0' && c <= '9':
-			digit++
-			kind = 3
-		default:
-			return false
-		}
-		if last != 0 && kind != last {
-			flips++
-		}
-		last = kind
-	}
-	return flips >= 3 || flips == 2 && digit > 0 && lower > 0 && upper > 0
+	return len(w) >= 6 && (strings.HasPrefix(w, "tmp") || strings.HasPrefix(w, "0x"))
 }
 
 // words that a line of complaint has.
@@ -147,8 +116,8 @@ func isException(l string) bool {
 	return name != "" && !strings.ContainsAny(name, " '\"(^~") && (strings.HasSuffix(name, "Error") || strings.HasSuffix(name, "Exception") || strings.HasSuffix(name, "error") || ok && strings.Contains(name, "."))
 }
 
-// signature is what two failures have in common when they are the same one.
-func signature(o *Outcome) string {
+// complaints are the lines of a failure that tell it from another one.
+func complaints(o *Outcome) []string {
 	var parts []string
 	for _, l := range linesOf(o) {
 		if !complains(l) {
@@ -161,12 +130,37 @@ func signature(o *Outcome) string {
 			break
 		}
 	}
-	return o.Fault + "\n" + strconv.Itoa(o.Exit) + "\n" + strings.Join(parts, "\n")
+	return parts
+}
+
+// alike says whether two outcomes are the same failure.
+func alike(a, b *Outcome) bool {
+	return a.Fault == b.Fault && a.Exit == b.Exit && slices.EqualFunc(complaints(a), complaints(b), sameLine)
+}
+
+// sameLine compares normalised lines. Words that differ in a short end alone, in
+// which letters of both sizes or digits are mixed, are names that were drawn.
+func sameLine(a, b string) bool {
+	return a == b || slices.EqualFunc(strings.Fields(a), strings.Fields(b), func(x, y string) bool {
+		if x == y {
+			return true
+		}
+		n := 0
+		for n < min(len(x), len(y)) && x[n] == y[n] {
+			n++
+		}
+		const drawn = 6
+		return n > 0 && len(x)-n <= drawn && len(y)-n <= drawn && (mixed(x[n:]) || mixed(y[n:]))
+	})
+}
+
+func mixed(w string) bool {
+	return strings.ToUpper(w) != w && (strings.ToLower(w) != w || strings.Contains(w, "0"))
 }
 
 // hasLine says whether an outcome still has a line, whatever is random in it.
 func hasLine(o *Outcome, trigger string) bool {
-	return slices.ContainsFunc(linesOf(o), func(l string) bool { return normal(l) == trigger })
+	return slices.ContainsFunc(linesOf(o), func(l string) bool { return sameLine(trigger, normal(l)) })
 }
 
 // pathsIn finds absolute paths in a line.

@@ -273,6 +273,7 @@ func (e *Env) specOf(kind boxKind) *runner.Spec {
 		s.Argv = append([]string{runner.CodeDir + "/" + probeName, "probe"}, q...)
 	}
 	if kind == probeBox {
+		s.CopyOf = "" // what is in a copy changes no answer, and it may be large
 		s.Timeout, s.MaxOutput = probeLife, maxProbe+1
 		ask(e.questions()...)
 		return &s

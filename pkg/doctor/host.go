@@ -469,7 +469,7 @@ func checkImage(_ context.Context, e *Env) Result {
 		return Result{Status: Fail, Values: r.Values, Why: "its base " + base + " is not on this machine any more", Remedy: "kern-sbx image pull " + base}
 	}
 	if digest == "" {
-		r.Status, r.Why, r.Remedy = Info, r.Why+"; which digest its tag had is not known", "kern-sbx image pull "+s.Image
+		r.Status, r.Why = Info, r.Why+"; which digest its tag had when it was fetched is not known"
 	}
 	return r
 }

@@ -151,12 +151,34 @@ func boxChecks() []Check {
 	}
 }
 
+// namesUserNS says whether kern's sentence is about a user namespace. It only
+// decides what else is said.
+func namesUserNS(why string) bool {
+	for _, w := range []string{"uid_map", "gid_map", "unshare", "user namespace", "userns", "CLONE_NEW"} {
+		if strings.Contains(why, w) {
+			// "isn't mapped" is about uids of a namespace that there is.
+			return !strings.Contains(why, "isn't mapped")
+		}
+	}
+	return false
+}
+
 // slowStart is from where on a start is called slow.
 const slowStart = 3 * time.Second
 
 func checkBox(e *Env, b *box) Result {
 	if why := b.noStart(); why != "" {
-		return Result{Status: Fail, Why: "no box can be started: " + why, Remedy: "kern-sbx explain startup_failed"}
+		r := Result{Status: Fail, Why: "no box can be started: " + why, Remedy: "kern-sbx explain startup_failed"}
+		if namesUserNS(why) {
+			r.Why += "; user namespaces are refused here, by a sysctl, by AppArmor, or by the container around us"
+			r.Remedy = "kern-sbx explain user-namespaces"
+			if u := checkUserNS(context.Background(), &Env{Root: e.Root, Getenv: e.Getenv, UID: e.UID}); u.Remedy != "" {
+				r.Remedy = u.Remedy
+			} else if engine := engineOf(e); engine != "" {
+				r.Remedy = engineFlags(engine)
+			}
+		}
+		return r
 	}
 	if b.spec == nil {
 		return Result{Status: Fail, Why: "this build carries no program that runs inside a box", Remedy: "make build"}
@@ -184,8 +206,8 @@ func checkBox(e *Env, b *box) Result {
 		r.Status, r.Why = Info, r.Why+"; the first read of an image is slow, and the next start may not be"
 		r.Remedy = "--start-timeout 2m"
 	}
-	if r.Status != Fail && e.Spec.Setup != nil {
-		r.Why += "; --setup was left out"
+	if r.Status != Fail && (e.Spec.Setup != nil || e.Spec.CopyOf != "") {
+		r.Why += "; --setup and the content of --workspace-copy were left out"
 	}
 	return r
 }
@@ -240,13 +262,17 @@ func checkLimits(e *Env, b *box) Result {
 }
 
 // roomyHome is the size of a HOME in memory that any ordinary cache fits into.
-const roomyHome = 512 << 20
+const roomyHome = validate.Size(512 << 20)
 
 // homeRemedy is what makes HOME writable, by the order that was measured: an
 // ordinary cache of npm needs 81 MiB, which the default /tmp does not hold.
 func (e *Env) homeRemedy() string {
-	if m := e.Spec.Memory; e.Spec.Workspace != "" && (m == 0 || m >= roomyHome) {
-		return "--tmpfs /home:512m --env HOME=/home"
+	size := roomyHome
+	if m := e.Spec.Memory; m > 0 {
+		size = min(size, m/2>>20<<20) // full before the box is
+	}
+	if e.Spec.Workspace != "" && size >= leastHome {
+		return "--tmpfs /home:" + size.String() + " --env HOME=/home"
 	}
 	return "--env HOME=" + runner.WorkspaceDir
 }
@@ -257,7 +283,7 @@ const leastHome = 128 << 20
 func checkHome(e *Env, b *box) Result {
 	home := b.facts["e:HOME"]
 	why, at := writable(b.facts["w:~"])
-	r := Result{Values: values("HOME", home)}
+	r := Result{Values: values("HOME", home, "writable", map[bool]string{true: "yes", false: "no (" + why + ")"}[why == "ok"])}
 	for _, x := range []struct{ name, variable, place string }{
 		{"cache", "XDG_CACHE_HOME", "~/.cache"}, {"config", "XDG_CONFIG_HOME", "~/.config"}, {"data", "XDG_DATA_HOME", "~/.local/share"},
 	} {
@@ -394,7 +420,8 @@ func checkCPUs(e *Env, b *box) Result {
 	jobs := strconv.Itoa(seen)
 	r := Result{Status: OK, Values: values(
 		"nproc", jobs, "online", strings.TrimSpace(b.facts["f:/sys/devices/system/cpu/online"]),
-		"gets", number(get), "cpu.max", strings.TrimSpace(b.facts["f:/sys/fs/cgroup/cpu.max"]),
+		"gets", number(get), "cpu.max", orElse(strings.TrimSpace(b.facts["f:/sys/fs/cgroup/cpu.max"]), "not there in the box"),
+		"enforced_by", orElse(enforcer(b.res.Limits.CPU), "no cap"),
 		"pids", strconv.Itoa(s.PIDs), "make", "-j$(nproc) starts "+jobs+" jobs",
 		"GOMAXPROCS", b.facts["e:GOMAXPROCS"],
 	)}
@@ -403,6 +430,11 @@ func checkCPUs(e *Env, b *box) Result {
 		runtimes = "a JVM, and Go from 1.25 on, read the quota; others take " + jobs + " CPUs for granted"
 	}
 	r.Values = append(r.Values, Value{"runtimes", runtimes})
+	if s.CPUs > 0 && s.CPUs < float64(seen) && enforcer(b.res.Limits.CPU) == "none" {
+		r.Status, r.Remedy = Warn, "--fit-cpus"
+		r.Why = fmt.Sprintf("--cpus %s is not enforced on this host: programs see and get %s", number(s.CPUs), plural(seen, "CPU"))
+		return r
+	}
 	if get >= float64(seen) {
 		r.Why = fmt.Sprintf("programs see %d CPUs, and may use them", seen)
 		if s.PIDs > 0 && seen*4 > s.PIDs && enforcer(b.res.Limits.PIDs) != "none" {
@@ -423,6 +455,13 @@ func checkCPUs(e *Env, b *box) Result {
 		r.Remedy = "--cpus " + number(get) + " --fit-cpus"
 	}
 	return r
+}
+
+func orElse(s, otherwise string) string {
+	if s == "" {
+		return otherwise
+	}
+	return s
 }
 
 func plural(n int, what string) string {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kern-sbx/kern-sbx/pkg/kernbin"
 	"github.com/kern-sbx/kern-sbx/pkg/term"
+	"github.com/kern-sbx/kern-sbx/pkg/validate"
 )
 
 func TestParseFacts(t *testing.T) {
@@ -228,6 +229,61 @@ func TestUserNS(t *testing.T) {
 		r := checkUserNS(t.Context(), e)
 		if r.Status != c.status || !strings.Contains(r.Remedy, c.remedy) || (c.remedy == "") != (r.Remedy == "") {
 			t.Errorf("%+v: %+v", c, r)
+		}
+	}
+}
+
+// TestCPUs: a quota that is not in force is never called well (field case 13).
+func TestCPUs(t *testing.T) {
+	for _, c := range []struct {
+		seen     string
+		cpus     float64
+		enforced string
+		status   Status
+		says     string
+		remedy   string
+	}{
+		{"0 0 4", 0, "kern", OK, "may use them", ""},
+		{"0 0 4", 0.5, "kern", Warn, "nproc says 4 and --cpus gives 0.5", "--fit-cpus"},
+		{"0 0 4", 0.5, "none", Warn, "not enforced", "--fit-cpus"},
+		{"0 0 1", 0.5, "kern-sbx", OK, "get 0.5", ""},
+		{"0 0 100", 0, "kern", Warn, "one build can need more", "--pids-limit 1600"},
+		{"0 0 -4", 0.5, "kern", Skipped, "did not say", ""},
+		{"", 0.5, "kern", Skipped, "did not say", ""},
+	} {
+		e := machine(t, nil)
+		e.Spec.CPUs = c.cpus
+		e.Spec.Argv = []string{"", ""}
+		fake := fakeBox{enforced: c.enforced}
+		res, err := fake.start(t.Context(), e.Spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := checkCPUs(e, &box{res: res, spec: e.Spec, facts: Facts{"u:": c.seen}})
+		if r.Status != c.status || !strings.Contains(r.Why, c.says) || r.Remedy != c.remedy {
+			t.Errorf("%+v: %+v", c, r)
+		}
+	}
+}
+
+// TestHomeRemedy keeps the order that was measured: the workspace first, memory for
+// one that is kept, and never a place that an ordinary cache does not fit into.
+func TestHomeRemedy(t *testing.T) {
+	for _, c := range []struct {
+		workspace string
+		memory    validate.Size
+		want      string
+	}{
+		{"", 512 << 20, "--env HOME=/workspace"},
+		{"/p", 0, "--tmpfs /home:512m --env HOME=/home"},
+		{"/p", 512 << 20, "--tmpfs /home:256m --env HOME=/home"},
+		{"/p", 4 << 30, "--tmpfs /home:512m --env HOME=/home"},
+		{"/p", 200 << 20, "--env HOME=/workspace"},
+	} {
+		e := machine(t, nil)
+		e.Spec.Workspace, e.Spec.Memory = c.workspace, c.memory
+		if got := e.homeRemedy(); got != c.want {
+			t.Errorf("%+v: %s", c, got)
 		}
 	}
 }

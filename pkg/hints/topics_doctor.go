@@ -65,9 +65,9 @@ A container may forbid what a box is made of (see user-namespaces) and has limit
 its own (see limits-above). On WSL, version 2 is needed. GitHub Actions obeys what a
 box prints: see ci-orders.`},
 		{"box", "doctor: a box with these settings", `
-A real box is started with exactly the flags given, --setup left out, and a small
-program of ours in it answers all questions. When that does not start, neither does a
-run: the reason is kern's own.`},
+A real box is started with exactly the flags given, and a small program of ours in it
+answers all questions. --setup is not run, and --workspace-copy copies nothing. When
+that box does not start, neither does a run: the reason is kern's own.`},
 		{"home", "doctor: HOME and the XDG directories", `
 HOME lies in the read-only root. Toolchains keep caches there and seldom say so: npm
 takes a cache that it cannot make for a network fault. --env HOME=/workspace puts them

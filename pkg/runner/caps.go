@@ -34,6 +34,7 @@ type caps struct {
 	group             *cgroup.Group
 	reason            string // why something is not in force
 	full              <-chan struct{}
+	dropped           bool
 
 	// early is a group that is being made while kern builds the box: the kernel
 	// takes its time to let a process be moved, unless it was asked before.
@@ -78,9 +79,10 @@ func (r *run) dropGroup() {
 		g = (<-r.caps.early).group
 		r.caps.early = nil
 	}
-	if g == nil {
+	if g == nil || r.caps.dropped {
 		return
 	}
+	r.caps.dropped = true
 	if r.caps.group != nil {
 		r.ev.oom = g.OOM()
 		r.peak = g.Peak()

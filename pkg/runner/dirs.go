@@ -495,7 +495,7 @@ func forgetBox(name string, supervisor proc) {
 		if checkDir(dir) != nil {
 			continue
 		}
-		for _, sub := range [][2]string{{"env", entry}, {"instances", entry}, {"scratch", entry}, {"health", entry}, {"waitexit", exit}, {"claims", name}} {
+		for _, sub := range [][2]string{{"env", entry}, {"instances", entry}, {"instances", "." + entry + "-" + strconv.Itoa(supervisor.pid) + ".tmp"}, {"scratch", entry}, {"health", entry}, {"waitexit", exit}, {"claims", name}} {
 			d, err := os.OpenFile(filepath.Join(dir, sub[0]), os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 			if err != nil {
 				continue

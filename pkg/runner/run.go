@@ -239,6 +239,7 @@ func (r *run) end(ctx context.Context) {
 		if r.private() {
 			r.dir.empty()
 		}
+		r.dropGroup() // while kern tears down
 	}
 	r.box.finish(r.spec.Kern.Path, r.ev.stop != stopNone)
 	r.lookAtWorkspace(ctx)
