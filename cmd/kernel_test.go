@@ -455,7 +455,7 @@ func code(c *exec.Cmd) int {
 func TestKernelSignals(t *testing.T) {
 	r := newRig(t)
 	r.start("--timeout", "30s")
-	sleep := "import time\nkept = 5\ntime.sleep(60)"
+	sleep := "import time\nkept = 5\nREADY\ntime.sleep(60)"
 
 	// An interrupt ends the cell and keeps the names.
 	c, errs := r.startCell(sleep)

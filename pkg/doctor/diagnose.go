@@ -771,7 +771,7 @@ func (s *search) everything(last *node) error {
 // offline says whether the network was what it lacked, and was of no help.
 func (s *search) offline() bool {
 	l := newLook(&s.Box, s.base, nil)
-	if !l.says(append(noName, "unreachable")...) {
+	if !l.says(append(slices.Clip(noName), "unreachable")...) {
 		return false
 	}
 	return s.Box.HostNetwork || slices.ContainsFunc(s.d.Tried, func(t Trial) bool {

@@ -119,7 +119,7 @@ func blame(b *Box, o *Outcome) (verdictOf, bool) {
 	if l.says("outofmemoryerror", "heap out of memory") && l.ownHeap() {
 		return verdictOf{kind: NotSandbox, sure: true, why: "the heap that the command line sets is too small; the box has more memory than that", advice: "raise -Xmx, or --max-old-space-size"}, true
 	}
-	if o.Fault == "" && !b.HostNetwork && l.says(noName...) {
+	if o.Fault == "" && !b.HostNetwork && l.says(append(slices.Clip(noName), "(from versions: none)")...) {
 		return verdictOf{}, false // what it says beside that follows from it
 	}
 	for _, r := range blameTable() {

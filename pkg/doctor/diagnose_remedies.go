@@ -430,7 +430,7 @@ func (l *look) home() {
 		if !slices.ContainsFunc(cannotWrite, func(w string) bool { return strings.Contains(line, w) }) && !l.near(i, "read-only file system", "os error 30", "permission denied") {
 			continue
 		}
-		if !strings.Contains(line, "home directory") && !slices.ContainsFunc(pathsIn(l.orig[i]), l.belowHome) {
+		if !strings.Contains(line, "home directory") && !strings.Contains(line, "user data directory") && !slices.ContainsFunc(pathsIn(l.orig[i]), l.belowHome) {
 			continue
 		}
 		o := l.orig[i]
@@ -626,7 +626,7 @@ func (l *look) ownHeap() bool {
 
 var noName = []string{
 	"name or service not known", "temporary failure in name resolution", "could not resolve", "could not translate host name", "getaddrinfo", "no such host", "eai_again",
-	" enotfound", "nodename nor servname", "unknownhostexception", "failed to lookup address", "gaierror", "name resolution", "unknown host", "can't resolve", "could not find host", "no servers could be reached", "temporary failure resolving", "(from versions: none)", "failed to establish a new connection", "bad address",
+	" enotfound", "nodename nor servname", "unknownhostexception", "failed to lookup address", "gaierror", "name resolution", "unknown host", "can't resolve", "could not find host", "no servers could be reached", "temporary failure resolving", "failed to establish a new connection", "bad address",
 }
 
 // names answers a network that is not there.
@@ -635,6 +635,9 @@ func (l *look) names() {
 	route := false
 	if !ok {
 		line, route = l.any("network is unreachable", "enetunreach", "no route to host", "network unreachable", "noroutetohost", "connection timed out", "connection refused", "econnrefused")
+	}
+	if pip, none := l.any("(from versions: none)"); none && !ok && !route {
+		line, route = pip, true // pip -q keeps the reason for itself
 	}
 	if ok || route {
 		if ok && l.value("hostname") == "" {
@@ -645,10 +648,10 @@ func (l *look) names() {
 		}
 	}
 	// A retry that pip and others announce has the reason in it.
-	if line, ok := l.any("ca certificate", "certificate_verify_failed", "local issuer", "ca-certificates.crt", "certificate verify", "certificate signed by unknown", "cert.pem"); ok && l.Host != nil {
+	if line, ok := l.any("ca certificate", "certificate_verify_failed", "local issuer", "ca-certificates.crt", "certificate verify", "certificate signed by unknown", "cert.pem", "(from versions: none)"); ok && l.Host != nil && (l.HostNetwork || l.value("network") == "host") {
 		const d = "/etc/ssl/certs"
-		if is, dir := l.Host.Exists(d); is && dir && l.HostImage && l.Host.Public(d) {
-			l.add("the box has no list of certificate authorities", line, Change{"volume", d + ":" + d + ":ro"})
+		if is, dir := l.Host.Exists(d); is && dir && l.Host.Public(d) {
+			l.add("the box does not have the certificate authorities that this machine trusts", line, Change{"volume", d + ":" + d + ":ro"})
 		}
 	}
 }

@@ -48,7 +48,7 @@ func normal(line string) string {
 		return r == ' ' || r == '/' || r == '\'' || r == '"' || r == '(' || r == ')' || r == '[' || r == ']' || r == ':' || r == ',' || r == '`'
 	})
 	for i, f := range fields {
-		if random(f) {
+		if random(f) || i > 0 && fields[i-1] == "tmp" {
 			fields[i] = "*"
 		}
 	}

@@ -611,7 +611,7 @@ func TestHostileFiles(t *testing.T) {
 func TestResultTravels(t *testing.T) {
 	code := 3
 	res := runner.Refused(errors.New("x"))
-	res.ExitCode, res.Notes, res.LimitsReason, res.CutByDisk, res.ColdImage = &code, []string{"n\x00\xff"}, "why", true, true
+	res.ExitCode, res.Notes, res.LimitsReason = &code, []string{"n"}, "why"
 	res.Results = []runner.Rich{{Data: map[string]string{"text/plain": "1"}, Files: []string{}}}
 	res.RuntimeNotes = runner.TextOf([]byte("kern: \xff"))
 	res.Truncated.Results = true
@@ -630,7 +630,7 @@ func TestResultTravels(t *testing.T) {
 	if want.String() != have.String() {
 		t.Errorf("was\n%s\nis\n%s", want.String(), have.String())
 	}
-	if got.LimitsReason != "why" || !got.CutByDisk || !got.ColdImage || len(got.Notes) != 1 {
+	if got.LimitsReason != "why" || len(got.Notes) != 1 || got.Notes[0] != "n" {
 		t.Errorf("%+v", got)
 	}
 }
