@@ -2,6 +2,7 @@ package cmd
 
 import (
 	"context"
+	_ "embed" // the schema
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -27,6 +28,9 @@ import (
 	"github.com/kern-sbx/kern-sbx/pkg/validate"
 	"github.com/kern-sbx/kern-sbx/pkg/workspace"
 )
+
+//go:embed schema/diagnosis-v1.json
+var diagnosisSchema []byte
 
 const (
 	// mostCopied is how large a workspace may be that is copied for each trial
@@ -91,22 +95,27 @@ func (a *app) diagnose(c *cobra.Command, b *boxFlags, d *diagnoseFlags, argv []s
 	if err != nil {
 		return interruptedOr(ctx, err)
 	}
-	show := func(string) {}
+	if dirs := l.writable(); len(dirs) > 0 {
+		a.note("every trial may write to what is mounted beside the workspace: " + strings.Join(dirs, ", "))
+	}
+	show, done := func(string) {}, func() {}
 	if !a.global.quiet {
 		p := term.NewProgress(a.err, "trying")
-		defer p.Stop()
-		show = p.Update
+		show, done = p.Update, p.Stop
 	}
 	res, err := doctor.Diagnose(ctx, doctor.Question{
 		Box: box, Try: l.try, AllowRelax: d.allowRelax, ExpectExit: d.expectExit, Budget: budget, Progress: show,
 	})
+	done()
 	if err != nil {
 		return interruptedOr(ctx, err)
 	}
 	if res.Fix != nil {
 		res.Fix.Command, res.Fix.Config = l.useFrom(c, res.Fix.Changes)
+		if l.source != nil && slices.ContainsFunc(res.Fix.Changes, func(ch doctor.Change) bool { return ch.Flag == "user" }) {
+			res.Advice = "that user of the box has to be let into the workspace (chmod o+rwx), or take --workspace-copy instead of -W"
+		}
 	}
-	show("")
 	if a.global.json {
 		err = a.printJSON(res)
 	} else {
@@ -156,32 +165,38 @@ func (l *lab) prepare(ctx context.Context, d *diagnoseFlags) error {
 	if b.workspace == "" {
 		return nil
 	}
-	path := b.workspace
-	if strings.HasPrefix(path, workspace.NamePrefix) {
-		dir, _, err := l.workspacePath(path, toMake)
-		if err != nil {
-			return validate.In("--workspace", err)
-		}
-		path = dir
-	}
 	budget, cancel, err := l.budget(ctx)
 	if err != nil {
 		return err
 	}
 	defer cancel()
-	err = budget.Touch(path, func() error {
-		real, err := filepath.EvalSymlinks(path)
-		if err == nil {
-			real, err = filepath.Abs(real)
+	dir, pin := "", runner.Pin{}
+	if strings.HasPrefix(b.workspace, workspace.NamePrefix) {
+		if dir, _, err = l.workspacePath(b.workspace, toMake); err != nil {
+			return validate.In("--workspace", err)
 		}
+		if pin, err = runner.PinSource(dir); err != nil {
+			return err
+		}
+	} else {
+		// What run refuses to mount is copied into no box either.
+		checked, quiet := *b, *l.app
+		quiet.global.quiet = true
+		s, err := checked.spec(&quiet, budget, l.dirs)
 		if err != nil {
-			return &validate.Error{Field: "--workspace", Value: b.workspace, Reason: reason(err), Fix: "name a directory"}
+			return err
 		}
-		f, err := os.OpenFile(real, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+		dir, pin = s.Workspace, s.Pins[s.Workspace]
+	}
+	err = budget.Touch(dir, func() error {
+		f, err := os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 		if err != nil {
 			return &validate.Error{Field: "--workspace", Value: b.workspace, Reason: reason(err), Fix: "name a directory"}
 		}
 		l.source = f
+		if now, err := runner.PinSource(dir); err != nil || now != pin {
+			return fmt.Errorf("%s was exchanged for another directory after it was checked", dir)
+		}
 		return nil
 	})
 	if err != nil {
@@ -348,6 +363,19 @@ func (l *lab) box(ctx context.Context) (doctor.Box, error) {
 	s, b, err := l.spec(ctx, nil)
 	if err != nil {
 		return doctor.Box{}, err
+	}
+	if s.Image != "" && s.Pull != "never" && (s.Pull == "always" || !runner.IsCachedImage(l.env, s.Image)) {
+		// Once, and not in the time of the trials.
+		done := func() {}
+		if !l.global.quiet {
+			done = term.NewProgress(l.err, "fetching "+s.Image).Stop
+		}
+		err := runner.Pull(ctx, runner.Fetch{Kern: l.kern, Image: s.Image, Anew: s.Pull == "always", Timeout: s.PullTimeout})
+		done()
+		if err != nil {
+			return doctor.Box{}, err
+		}
+		l.flags.pull = "missing"
 	}
 	home := "/root"
 	for _, kv := range s.Env {
@@ -530,6 +558,21 @@ func (l *lab) discard(dir string) {
 	case <-done:
 	case <-time.After(trialRemoval):
 	}
+}
+
+// writable lists what the user mounts for writing; it is the same in all trials.
+func (l *lab) writable() (dirs []string) {
+	for _, v := range l.flags.volumes {
+		if m, err := validate.ParseVolume(v, "/"); err == nil && !m.ReadOnly {
+			dirs = append(dirs, v)
+		}
+	}
+	for _, v := range l.flags.mounts {
+		if m, err := validate.ParseMountSpec(v, "/"); err == nil && !m.ReadOnly {
+			dirs = append(dirs, v)
+		}
+	}
+	return dirs
 }
 
 // useFrom gives the command line with the changes, and the configuration that makes

@@ -69,6 +69,7 @@ func TestGenerated(t *testing.T) {
 	}
 	want["schema/result-v1.json"] = resultSchemaOf(t)
 	want["schema/doctor-v1.json"] = doctorSchemaOf(t)
+	want["schema/diagnosis-v1.json"] = diagnosisSchemaOf(t)
 
 	for name, got := range want {
 		if *update {

@@ -19,6 +19,7 @@ import (
 	"github.com/kern-sbx/kern-sbx/pkg/runner"
 	"github.com/kern-sbx/kern-sbx/pkg/term"
 	"github.com/kern-sbx/kern-sbx/pkg/validate"
+	"github.com/kern-sbx/kern-sbx/pkg/workspace"
 )
 
 type prewarmOpts struct {
@@ -92,6 +93,8 @@ func (o *prewarmOpts) check() (err error) {
 		return &validate.Error{Field: "--tty", Value: "-t", Reason: "a box with a terminal is not kept ready", Fix: "leave out -t"}
 	case o.box.given["env"] == fromFlag || o.box.given["env-file"] == fromFlag:
 		return &validate.Error{Field: "--env", Value: "prewarm", Reason: "the environment belongs to each run, which brings its own", Fix: "give it to run; a pool serves any"}
+	case strings.HasPrefix(o.box.workspace, workspace.NamePrefix):
+		return &validate.Error{Field: "--workspace", Value: o.box.workspace, Reason: "a workspace that is kept by name is for one run at a time, so boxes cannot have it before", Fix: "name a directory, or leave out -W"}
 	case o.box.given["workdir"] == fromFlag:
 		return &validate.Error{Field: "--workdir", Value: o.box.workdir, Reason: "the working directory belongs to each run, which brings its own", Fix: "give it to run; a pool serves any"}
 	}

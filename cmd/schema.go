@@ -16,15 +16,16 @@ var resultSchema []byte
 var doctorSchema []byte
 
 // schemaNames are the documents that have a schema.
-var schemaNames = []string{"result", "doctor"}
+var schemaNames = []string{"result", "doctor", "diagnosis"}
 
 func (a *app) schemaCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:     "schema [result | doctor]",
+		Use:     "schema [result | doctor | diagnosis]",
 		Short:   "print the JSON Schema of a document",
 		GroupID: groupHost,
 		Long: `Print the JSON Schema of the document that run --json and --result write,
-kern-sbx/result/v1, or of that of doctor --json, kern-sbx/doctor/v1.`,
+kern-sbx/result/v1, or of that of doctor --json, kern-sbx/doctor/v1, and with a
+command, kern-sbx/diagnosis/v1.`,
 		Example: `  kern-sbx schema > result.schema.json
   kern-sbx schema doctor`,
 		Args:              cobra.MaximumNArgs(1),
@@ -35,6 +36,8 @@ kern-sbx/result/v1, or of that of doctor --json, kern-sbx/doctor/v1.`,
 			case "", "result":
 			case "doctor":
 				text = doctorSchema
+			case "diagnosis":
+				text = diagnosisSchema
 			default:
 				e := &validate.Error{Field: "schema", Value: name, Reason: "there is none of that name", Fix: "there are " + strings.Join(schemaNames, ", ")}
 				if near := validate.Nearest(name, schemaNames); near != "" {

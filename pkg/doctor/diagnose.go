@@ -95,6 +95,9 @@ type Question struct {
 	// workspace, for at most limit. The error is for what keeps every trial from
 	// being made; a box that could not be started is an Outcome (startup_failed).
 	Try func(ctx context.Context, changes []Change, limit time.Duration) (*Outcome, error)
+	// Hints gives what the table of hints knows against an outcome, best first; nil:
+	// nothing. It goes before what fits the kind of the failure.
+	Hints func(*Outcome) []Remedy
 	// AllowRelax lets remedies be tried that relax the box.
 	AllowRelax bool
 	// ExpectExit is the exit code that counts as success.
@@ -467,8 +470,20 @@ func answer(o *Outcome) string {
 // what cannot be tried.
 func (s *search) remedies(n *node) []Remedy {
 	have := n.changes()
-	var list []Remedy
-	for _, r := range propose(&s.Box, n.out, have) {
+	var all, list []Remedy
+	if s.Hints != nil {
+		for _, r := range s.Hints(n.out) {
+			r.Relaxes = r.Relaxes || relaxes(r.Changes)
+			all = append(all, r)
+		}
+	}
+	taken := map[string]bool{}
+	for _, r := range append(all, propose(&s.Box, n.out, have)...) {
+		k := keyOf(r.Changes)
+		if taken[k] || len(r.Changes) == 0 {
+			continue
+		}
+		taken[k] = true
 		if s.noise != "" && r.Relaxes {
 			continue // a complaint is no reason to
 		}
@@ -752,11 +767,11 @@ func (s *search) everything(last *node) error {
 			return err
 		}
 		return s.settle(&node{remedies: []Remedy{{Changes: small, Why: "found by leaving out one change after the other"}}})
-	case blamed && headline(out) == headline(s.base):
+	case blamed && sameHeadline(out, s.base):
 		s.conclude(own)
 	case s.untold():
 		s.giveUp()
-	case v == "same", headline(out) == headline(s.base) && out.Exit == s.base.Exit:
+	case v == "same", sameHeadline(out, s.base) && out.Exit == s.base.Exit:
 		if b, ok := suspect(s.base); ok {
 			s.conclude(b)
 			return nil
@@ -782,7 +797,7 @@ func (s *search) offline() bool {
 // untold says whether trials leave it open whose failure it is: something fits it
 // and was not, or could not be, tried, or changed what it fails with.
 func (s *search) untold() bool {
-	if len(s.d.NotTried) > 0 {
+	if len(s.d.NotTried) > 0 || newLook(&s.Box, s.base, nil).says("(from versions: none)") {
 		return true
 	}
 	return slices.ContainsFunc(s.d.Tried[:len(s.d.Tried)-1], func(t Trial) bool { return t.Verdict == "refused" || t.Verdict == "other" })

@@ -205,7 +205,8 @@ func (l *look) notExecuted() (verdictOf, bool) {
 // when it looks like a wall of the sandbox.
 func suspect(o *Outcome) (verdictOf, bool) {
 	l := newLook(&Box{}, o, nil)
-	if l.says("invalid argument") && l.says("chown", "setresuid", "setuid", "setgid", "setgroups", "initgroups", "seteuid", "change owner") {
+	if l.says("invalid argument") && l.says("chown", "setresuid", "setuid", "setgid", "setgroups", "initgroups", "seteuid", "change owner") ||
+		l.says("not permitted") && l.says("setgroups", "set groups", "initgroups", "change to '", "set gid", "set uid", "set user id", "set group id") {
 		return verdictOf{
 			kind: NotFound, why: "it wants to be, or to give a file to, a user that this box does not map",
 			advice: "an --image maps more users than root when --cap-drop is none and this machine has a range for yours in /etc/subuid; or have the command leave owners as they are",

@@ -496,20 +496,34 @@ func (l *look) readOnly() {
 		// What another user owns, whom the box does not know, is refused before that
 		// it is read-only is.
 		denied := strings.Contains(line, "permission denied") || strings.Contains(line, "eacces")
-		if !denied && !strings.Contains(line, "read-only file system") && !strings.Contains(line, "erofs") {
+		// A directory for what runs now is often made at boot, and in no image.
+		absent := strings.Contains(line, "nonexistent") || strings.Contains(line, "no such file")
+		if !denied && !absent && !strings.Contains(line, "read-only file system") && !strings.Contains(line, "erofs") {
 			continue
 		}
-		for _, p := range pathsIn(l.orig[i]) {
+		paths := pathsIn(l.orig[i])
+		if len(paths) == 0 && i > 0 {
+			paths = pathsIn(l.orig[i-1]) // the reason has a line of its own
+		}
+		for _, p := range paths {
 			if l.belowHome(p) || denied && !strings.HasPrefix(p, "/var/") && !strings.HasPrefix(p, "/run/") {
 				continue
 			}
+			named := path.Clean(p)
 			for _, a := range aliases {
 				if p == a[0] || strings.HasPrefix(p, a[0]+"/") {
 					p = a[1] + p[len(a[0]):]
 				}
 			}
+			if absent && !strings.HasPrefix(p, "/run/") {
+				continue
+			}
+			if absent && named != p { // nor need there be that link
+				d := path.Dir(named)
+				l.add(d+" is not in the box, and is written to", l.orig[i], Change{"tmpfs", d + ":16m"})
+			}
 			dir := path.Dir(path.Clean(p))
-			if strings.Contains(line, "chdir") || strings.Contains(line, "change directory") || strings.Contains(line, "open directory") {
+			if slices.Contains(covered, dir) || strings.Contains(line, "chdir") || strings.Contains(line, "change directory") || strings.Contains(line, "open directory") {
 				dir = path.Clean(p)
 			}
 			for range 2 {
@@ -629,6 +643,9 @@ var noName = []string{
 	" enotfound", "nodename nor servname", "unknownhostexception", "failed to lookup address", "gaierror", "name resolution", "unknown host", "can't resolve", "could not find host", "no servers could be reached", "temporary failure resolving", "failed to establish a new connection", "bad address",
 }
 
+// certificates is where most distributions keep the authorities they trust.
+const certificates = "/etc/ssl/certs"
+
 // names answers a network that is not there.
 func (l *look) names() {
 	line, ok := l.any(noName...)
@@ -645,11 +662,14 @@ func (l *look) names() {
 		}
 		if !l.HostNetwork && l.value("network") == "" && !l.Egress {
 			l.add("the box has no network", line, Change{"network", "host"})
+			if route && !ok && l.says("(from versions: none)") && l.Host != nil && l.Host.Public(certificates) {
+				l.add("the box has no network, and not the certificate authorities that this machine trusts", line, Change{"network", "host"}, Change{"volume", certificates + ":" + certificates + ":ro"})
+			}
 		}
 	}
 	// A retry that pip and others announce has the reason in it.
 	if line, ok := l.any("ca certificate", "certificate_verify_failed", "local issuer", "ca-certificates.crt", "certificate verify", "certificate signed by unknown", "cert.pem", "(from versions: none)"); ok && l.Host != nil && (l.HostNetwork || l.value("network") == "host") {
-		const d = "/etc/ssl/certs"
+		const d = certificates
 		if is, dir := l.Host.Exists(d); is && dir && l.Host.Public(d) {
 			l.add("the box does not have the certificate authorities that this machine trusts", line, Change{"volume", d + ":" + d + ":ro"})
 		}

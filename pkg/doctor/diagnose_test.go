@@ -171,6 +171,19 @@ func TestLikely(t *testing.T) {
 	}
 }
 
+// TestHints: what the table knows is tried first, and gives its name to the fix.
+func TestHints(t *testing.T) {
+	own := Change{"ulimit", "fsize=1g"}
+	lab := &fakeLab{needs: []Change{own}, says: []string{"strange"}}
+	q := Question{Box: testBox(), Try: lab.try, Hints: func(*Outcome) []Remedy {
+		return []Remedy{{Changes: []Change{own}, Why: "why", Hint: "the-id"}, {Changes: []Change{{"network", "host"}}, Why: "relaxes, and does not say so"}, {}}
+	}}
+	d, err := Diagnose(t.Context(), q)
+	if err != nil || d.Verdict != Fixed || d.Fix.Hint != "the-id" || d.Topic != "the-id" || len(lab.ran) != 4 {
+		t.Errorf("%+v %v", d, err)
+	}
+}
+
 // TestNoise: a command that succeeds and complains.
 func TestNoise(t *testing.T) {
 	lab := &fakeLab{do: func(_ int, have []Change) *Outcome {
@@ -326,6 +339,7 @@ func TestPropose(t *testing.T) {
 		{failed("OSError: [Errno 18] Invalid cross-device link: '/tmp/a' -> '/workspace/b'"), "--env TMPDIR=/workspace"},
 		{failed("mkdir: cannot create directory '/run/sshd': Read-only file system"), "--tmpfs /run:16m"},
 		{failed("open /var/run/x.pid: read-only file system"), "--tmpfs /run:16m"},
+		{failed("sh: 1: cannot create /var/lock/app.lock: Directory nonexistent"), "--tmpfs /var/lock:16m"},
 		{failed("touch: cannot touch '/etc/x': Read-only file system"), ""},
 		{failed("touch: cannot touch '/usr/lib/x': Read-only file system"), ""},
 		{failed("RuntimeError: can't start new thread"), "--pids-limit 1024"},
@@ -373,6 +387,7 @@ func TestAlike(t *testing.T) {
 		{"sort: write failed: /tmp/sorte3VN2u: No space", "sort: write failed: /tmp/sortqXb4Zk: No space", true},
 		{`chown "/workspace/out/.f.mBmIS8" failed`, `chown "/workspace/out/.f.abCdef" failed`, true},
 		{"TypeError: failed", "NameError: failed", false},
+		{"error: 'y' undeclared", "error: \u2018y\u2019 undeclared", true},
 		{"cannot open a", "cannot open b", false},
 		{"read-only: /var/lib", "read-only: /var/log", false},
 	} {

@@ -45,7 +45,8 @@ func linesOf(o *Outcome) []string {
 // names that were drawn at random.
 func normal(line string) string {
 	fields := strings.FieldsFunc(line, func(r rune) bool {
-		return r == ' ' || r == '/' || r == '\'' || r == '"' || r == '(' || r == ')' || r == '[' || r == ']' || r == ':' || r == ',' || r == '`'
+		return r == ' ' || r == '/' || r == '\'' || r == '"' || r == '(' || r == ')' || r == '[' || r == ']' || r == ':' || r == ',' || r == '`' ||
+			r >= 0x2018 && r <= 0x201f // what a locale makes of quotes
 	})
 	for i, f := range fields {
 		if random(f) || i > 0 && fields[i-1] == "tmp" {
@@ -153,6 +154,8 @@ func sameLine(a, b string) bool {
 		return n > 0 && len(x)-n <= drawn && len(y)-n <= drawn && (mixed(x[n:]) || mixed(y[n:]))
 	})
 }
+
+func sameHeadline(a, b *Outcome) bool { return sameLine(normal(headline(a)), normal(headline(b))) }
 
 func mixed(w string) bool {
 	return strings.ToUpper(w) != w && (strings.ToLower(w) != w || strings.Contains(w, "0"))

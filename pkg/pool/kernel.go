@@ -365,7 +365,11 @@ func (k *Kernel) run(ctx context.Context, j *job) bool {
 	j.res, j.over = res, over != nil
 	if over != nil && ctx.Err() == nil {
 		// Before anybody can ask again.
-		k.over = k.fallen(over, j.number)
+		cell := j.number
+		if over.Started == nil {
+			cell = 0 // the box had ended before it
+		}
+		k.over = k.fallen(over, cell)
 		if j.ended {
 			k.over.Fault = ""
 			k.over.Reason = "a caller ended it, because a cell did not heed interrupts"
@@ -503,9 +507,7 @@ func (k *Kernel) handle(ctx context.Context, p *Peer) {
 			select {
 			case msgs <- m:
 			case <-done:
-				for _, f := range m.files {
-					f.Close()
-				}
+				closeAll(m.files)
 				return
 			}
 		}

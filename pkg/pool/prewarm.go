@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -353,15 +354,18 @@ func (b *boxes) now() BoxesStatus {
 
 // claimBody is the long part of a claim, in a sealed memfd.
 type claimBody struct {
-	Argv    [][]byte          `json:"argv"`
-	Files   []runner.CodeFile `json:"files"`
-	Cell    *runner.Cell      `json:"cell"`
-	Env     [][2][]byte       `json:"env"`
-	Workdir string            `json:"workdir"`
-	Timeout time.Duration     `json:"timeout"`
-	Stdin   bool              `json:"stdin"`
-	Track   bool              `json:"track"`
-	Ignore  []string          `json:"ignore"`
+	Argv  [][]byte          `json:"argv"`
+	Files []runner.CodeFile `json:"files"`
+	Cell  *runner.Cell      `json:"cell"`
+	// CellFile is the number, from 1, of the file that holds the code of the cell,
+	// which is then not sent a second time; 0 for none.
+	CellFile int           `json:"cell_file"`
+	Env      [][2][]byte   `json:"env"`
+	Workdir  string        `json:"workdir"`
+	Timeout  time.Duration `json:"timeout"`
+	Stdin    bool          `json:"stdin"`
+	Track    bool          `json:"track"`
+	Ignore   []string      `json:"ignore"`
 	// Wait is how long to wait for a box when none is ready.
 	Wait time.Duration `json:"wait"`
 }
@@ -384,6 +388,9 @@ func (b *boxes) claim(ctx context.Context, p *Peer) {
 	if len(p.Files) < 3 || agent.Unpack(p.Files[0], &body) != nil || body.Stdin != (len(p.Files) == 4) {
 		p.Refuse("a claim that cannot be read")
 		return
+	}
+	if i := body.CellFile; i > 0 && i <= len(body.Files) && body.Cell != nil {
+		body.Cell.Code = body.Files[i-1].Content
 	}
 	box := b.take(ctx, body.Wait)
 	if box == nil {
@@ -426,6 +433,10 @@ func (b *boxes) claim(ctx context.Context, p *Peer) {
 	}
 	res := box.Call(inner, c)
 	p.CloseFiles()
+	if ctx.Err() != nil && res.Fault != nil && res.Fault.Type == runner.Killed {
+		// Nobody sent the caller a signal.
+		res.Status, res.Fault.Message = 137, "the pool of its box was stopped while it ran"
+	}
 	if f, err := agent.Pack(runner.NewAnswer(res)); err == nil {
 		p.Answer(struct{}{}, f)
 		f.Close()
@@ -438,9 +449,7 @@ func (p *Peer) orders(signals chan<- os.Signal, cancel context.CancelCauseFunc) 
 	for {
 		var o order
 		files, err := p.Receive(&o)
-		for _, f := range files {
-			f.Close()
-		}
+		closeAll(files)
 		switch {
 		case err != nil || o.Op == opKill:
 			cancel(errors.New("the caller is gone"))
@@ -473,6 +482,13 @@ func (l *Claimer) Claim(ctx context.Context, key string, c *runner.Call) (*runne
 	}
 	defer conn.Close()
 	body := claimBody{Files: c.Files, Cell: c.Cell, Workdir: c.Workdir, Timeout: c.Timeout, Stdin: c.Stdin != nil, Wait: c.Wait, Track: c.Track, Ignore: c.TrackIgnore}
+	if c.Cell != nil {
+		body.CellFile = 1 + slices.IndexFunc(c.Files, func(f runner.CodeFile) bool { return bytes.Equal(f.Content, c.Cell.Code) })
+		if body.CellFile > 0 {
+			bare := *c.Cell
+			bare.Code, body.Cell = nil, &bare
+		}
+	}
 	for _, a := range c.Argv {
 		body.Argv = append(body.Argv, []byte(a))
 	}
@@ -496,7 +512,35 @@ func (l *Claimer) Claim(ctx context.Context, key string, c *runner.Call) (*runne
 		taken
 		Refusal
 	}
-	if _, err := conn.Receive(&got); err != nil {
+	// A holder that does not answer must not keep a caller who wants to end.
+	heard := make(chan error, 1)
+	go func() {
+		files, err := conn.Receive(&got)
+		closeAll(files)
+		heard <- err
+	}()
+	var stopped *runner.Result
+	for waits := true; waits; {
+		select {
+		case err = <-heard:
+			waits = false
+		case sig := <-c.Signals:
+			n, ok := sig.(unix.Signal)
+			if !ok || stopped != nil {
+				continue
+			}
+			stopped = runner.Stopped(n)
+			conn.File().SetReadDeadline(time.Now())
+		case <-ctx.Done():
+			return runner.Stopped(unix.SIGINT), nil
+		case <-c.Kill:
+			return runner.Lost("ended at the terminal, by ^] ^] ^]"), nil
+		}
+	}
+	if stopped != nil {
+		return stopped, nil
+	}
+	if err != nil {
 		return none(err)
 	}
 	switch {
@@ -527,9 +571,13 @@ func wait(ctx context.Context, conn *agent.Conn, signals <-chan os.Signal, kill 
 		done <- answered{res, err}
 	}()
 	gone := ctx.Done()
+	sent := 0
 	for {
 		select {
 		case a := <-done:
+			if errors.Is(a.err, os.ErrDeadlineExceeded) {
+				return runner.Lost("the background process that holds the box does not answer; it ends the box when it goes on"), nil
+			}
 			if a.err != nil {
 				return runner.Lost("the background process that held the box ended, and its box with it"), nil
 			}
@@ -537,6 +585,9 @@ func wait(ctx context.Context, conn *agent.Conn, signals <-chan os.Signal, kill 
 		case sig := <-signals:
 			if n, ok := sig.(unix.Signal); ok {
 				conn.Send(order{Op: opSignal, Signal: int(n)})
+				if sent++; sent == 2 { // which ends the box
+					conn.File().SetReadDeadline(time.Now().Add(lastWord))
+				}
 			}
 		case <-kill:
 			kill = nil
@@ -562,11 +613,7 @@ func receiveAnswer(conn *agent.Conn) (*runner.Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		for _, f := range files {
-			f.Close()
-		}
-	}()
+	defer closeAll(files)
 	if len(files) != 1 {
 		return nil, errors.New("an answer without a result")
 	}

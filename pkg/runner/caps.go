@@ -39,6 +39,9 @@ type caps struct {
 	// early is a group that is being made while kern builds the box: the kernel
 	// takes its time to let a process be moved, unless it was asked before.
 	early chan madeGroup
+	// life ends with the run. The context of its start ends sooner, when its box is
+	// one that waits, and the box has to be watched all the same.
+	life context.Context
 }
 
 type madeGroup struct {
@@ -52,6 +55,9 @@ type madeGroup struct {
 // the last time on this machine, or there was no last time.
 func (r *run) makeGroupEarly(ctx context.Context) {
 	s := r.spec
+	var end context.CancelFunc
+	r.caps.life, end = context.WithCancel(context.WithoutCancel(ctx))
+	r.atEnd(end)
 	if s.Memory == 0 && s.PIDs == 0 && s.CPUs == 0 {
 		return
 	}
@@ -59,15 +65,15 @@ func (r *run) makeGroupEarly(ctx context.Context) {
 		return
 	}
 	r.caps.early = make(chan madeGroup, 1)
-	go func() { r.caps.early <- r.makeGroup(ctx) }()
+	go func() { r.caps.early <- r.makeGroup() }()
 }
 
-func (r *run) makeGroup(ctx context.Context) madeGroup {
+func (r *run) makeGroup() madeGroup {
 	s := r.spec
 	g, b, err := cgroup.Create(r.groupName(), cgroup.Limits{Memory: int64(s.Memory), PIDs: s.pidsInBox(), CPUs: s.CPUs})
 	m := madeGroup{group: g, bound: b, err: err}
 	if err == nil {
-		m.full = g.Watch(ctx)
+		m.full = g.Watch(r.caps.life)
 	}
 	return m
 }
@@ -135,7 +141,7 @@ func (r *run) cap(ctx context.Context) error {
 		made = <-c.early
 		c.early = nil
 	} else {
-		made = r.makeGroup(ctx)
+		made = r.makeGroup()
 	}
 	// A systemd user manager that has just come up takes the controllers away
 	// again, and gives them back: worth a wait for who insists.
@@ -152,7 +158,7 @@ func (r *run) cap(ctx context.Context) error {
 			set(always(byKern))
 			return nil
 		}
-		made = r.makeGroup(ctx)
+		made = r.makeGroup()
 	}
 	bound := made.bound
 	if made.err == nil {

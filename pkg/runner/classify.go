@@ -37,6 +37,8 @@ type evidence struct {
 	// space is what the workspace held when that was too much, whether we ended the
 	// box for it or found it afterwards; 0 otherwise. spaceMax is the limit.
 	space, spaceMax int64
+	// out is what ResultsDir held when that was too much and we ended the box.
+	out int64
 
 	word *agentWord // what the agent says of the end of the command, nil for nothing
 
@@ -114,6 +116,10 @@ func classify(e *evidence) verdict {
 
 	if e.space > 0 {
 		return fault(WorkspaceFull, 122, "the workspace held %s, more than %s (--workspace-max)", validate.Size(e.space).Human(), validate.Size(e.spaceMax).Human())
+	}
+
+	if e.out > 0 {
+		return fault(WorkspaceFull, 122, "the code put %s into the directory of its results, more than %s", validate.Size(e.out).Human(), validate.Size(maxOut).Human())
 	}
 
 	// 2. The kernel's own OOM counter of the cgroup that we put the box into. It

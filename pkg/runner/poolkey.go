@@ -37,11 +37,13 @@ func (s *Spec) PoolKey(base string) (string, error) {
 		return no("--workspace-copy copies first")
 	case s.Pull == "always":
 		return no("--pull always fetches first")
+	case len(s.Profiles) > 0 && s.KernConfig == "":
+		return no("--profile without --kern-config reads a file of kern's, which may have changed")
 	}
 	k := struct {
 		Version                                        int
 		Kern, KernVersion                              string
-		KernFile                                       [4]int64
+		KernFile, ConfigFile                           [4]int64
 		Root, RootID                                   string
 		Mounts, Workspace                              any
 		Pins                                           map[string][2]uint64
@@ -67,7 +69,14 @@ func (s *Spec) PoolKey(base string) (string, error) {
 	if err := unix.Stat(s.Kern.Path, &st); err != nil {
 		return no("kern cannot be looked at")
 	}
-	k.KernFile = [4]int64{int64(st.Dev), int64(st.Ino), st.Size, st.Mtim.Nano()}
+	file := func() [4]int64 { return [4]int64{int64(st.Dev), int64(st.Ino), st.Size, st.Mtim.Nano()} }
+	k.KernFile = file()
+	if s.KernConfig != "" {
+		if err := unix.Stat(s.KernConfig, &st); err != nil {
+			return no("the file of --kern-config cannot be looked at")
+		}
+		k.ConfigFile = file()
+	}
 	for path, p := range s.Pins {
 		k.Pins[path] = [2]uint64{p.dev, p.ino}
 	}

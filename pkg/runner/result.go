@@ -8,6 +8,8 @@ import (
 	"reflect"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kern-sbx/kern-sbx/pkg/term"
 )
 
@@ -89,6 +91,14 @@ func Refused(err error) *Result {
 func Lost(why string) *Result {
 	res := Refused(errors.New(why))
 	res.Status, res.Fault.Type = 137, Killed
+	return res
+}
+
+// Stopped is the Result of a call that a signal to us ended, or that had not been
+// begun when it came.
+func Stopped(sig unix.Signal) *Result {
+	res := Lost("ended by kern-sbx, which was sent " + unix.SignalName(sig))
+	res.Status = 128 + int(sig)
 	return res
 }
 

@@ -637,6 +637,7 @@ func (r *run) result() *Result {
 		}
 	}
 	e.space, e.spaceMax = r.space.Load(), r.watching.max
+	e.out = r.outFull.Load()
 	v := classify(e)
 	res := &Result{
 		Schema: Schema,

@@ -560,8 +560,18 @@ func (b *Served) endBox(ctx context.Context, c *call) *Result {
 	r.end(ctx)
 	// What settle knows is of the agent, which was PID 1.
 	r.ev.word, r.ev.ran = word, ran
-	if !ran && r.ev.stop == stopNone && r.ev.startErr == nil {
-		r.ev.startErr = errors.New("the box ended before the command was started")
+	if !ran && r.ev.stop == stopNone {
+		// What ended it was not this command, which did not run.
+		switch n := r.space.Load(); {
+		case n > 0:
+			r.ev.startErr = fmt.Errorf("the box was ended before this was started: the workspace held %s, more than %s (--workspace-max)", validate.Size(n).Human(), validate.Size(r.watching.max).Human())
+		case r.outFull.Load() > 0:
+			r.ev.startErr = errors.New("the box was ended before this was started: there was too much in the directory of its results")
+		case r.ev.oom:
+			r.ev.startErr = errors.New("the box was ended before this was started: it needed more than its memory cap")
+		case r.ev.startErr == nil:
+			r.ev.startErr = errors.New("the box ended before the command was started")
+		}
 	}
 	r.afterwards()
 	res := b.result(c)
@@ -578,8 +588,15 @@ func (b *Served) endIdle() {
 	b.down = true
 	b.mu.Unlock()
 	if !down {
-		b.r.ev = evidence{stop: stopUser}
-		b.r.end(context.Background())
+		r := b.r
+		r.ev = evidence{stop: stopUser}
+		r.end(context.Background())
+		// What a call left running may have changed what is kept until now.
+		r.reported = nil
+		if r.calls > 0 {
+			r.afterwards()
+		}
+		b.closing = r.reported
 	}
 }
 
@@ -633,5 +650,10 @@ func (b *Served) Close() {
 	b.endIdle()
 	b.r.reported = nil
 	b.r.close()
-	b.closing = b.r.reported
+	b.closing = append(b.closing, b.r.reported...)
+	if log := b.r.spec.Log; log != nil {
+		for _, n := range b.closing {
+			fmt.Fprintln(log, "kern-sbx: note:", n)
+		}
+	}
 }

@@ -73,6 +73,11 @@ type watching struct {
 	after  *workspace.Scan
 	looked bool
 
+	// stopOut ends the watch over ResultsDir, nil without one; outFull is what was
+	// there when it was too much.
+	stopOut func()
+	outFull atomic.Int64
+
 	// With the workspace in memory: that one, the one on disk, what of it stays as
 	// it is, and whether it has been copied back or what kept it from that.
 	memory, kept *os.File
@@ -152,6 +157,7 @@ func (r *run) limitFiles(ws string) {
 // startWatch begins to watch, in the moment before the code starts. A workspace
 // that is full ends the box, whoever waits for it and for what.
 func (r *run) startWatch() {
+	r.watchOut()
 	w := &r.watching
 	if w.max == 0 || w.dir == nil {
 		return
@@ -172,6 +178,9 @@ func (r *run) startWatch() {
 // anything is removed, what the box made of its workspace.
 func (r *run) lookAtWorkspace(ctx context.Context) {
 	w := &r.watching
+	if w.stopOut != nil {
+		w.stopOut()
+	}
 	dir := w.dir
 	if w.memory != nil {
 		dir = w.memory
