@@ -1,6 +1,7 @@
 package cmd
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/kern-sbx/kern-sbx/pkg/doctor"
 	"github.com/kern-sbx/kern-sbx/pkg/hints"
 	"github.com/kern-sbx/kern-sbx/pkg/hostroot"
 	"github.com/kern-sbx/kern-sbx/pkg/interp"
@@ -476,7 +478,52 @@ func (o *runOpts) hint(s *runner.Spec, p *interp.Program, res *runner.Result, re
 	f.NoTmp = slices.Contains(o.box.tmpfs, "none")
 	f.CIOrders = show.gaveOrders()
 	f.SecretFlag = o.box.secretOnTheCommandLine()
-	return hints.Find(f)
+	if h, ok := hints.Find(f); ok || refusal != nil {
+		return h, ok
+	}
+	return suggest(s, res)
+}
+
+// suggest asks the rules of doctor about what a command printed that failed by
+// itself.
+func suggest(s *runner.Spec, res *runner.Result) (hints.Hint, bool) {
+	if res.ExitCode == nil || *res.ExitCode == 0 {
+		return hints.Hint{}, false
+	}
+	box := &doctor.Box{
+		Argv: s.Argv, Home: "/root", HostImage: s.Host != nil, Memory: s.Memory, PIDs: s.PIDs, Timeout: s.Timeout,
+		Egress: len(s.Egress) > 0, HostNetwork: s.HostNetwork, Kept: s.Workspace != "", Workdir: s.Workdir, User: s.User,
+	}
+	for _, kv := range s.Env {
+		if kv.Key == "HOME" {
+			box.Home = kv.Value
+		}
+	}
+	text := slices.Clone(res.StderrHead())
+	if tail := res.StderrTail(); !bytes.HasSuffix(text, tail) {
+		text = append(append(text, '\n'), tail...)
+	}
+	r, ok := doctor.Suggest(box, &doctor.Outcome{Exit: *res.ExitCode, Stderr: text})
+	if !ok {
+		return hints.Hint{}, false
+	}
+	var flags []string
+	for _, c := range r.Changes {
+		flags = append(flags, shellFlag(c))
+	}
+	why := r.Why
+	if r.Relaxes {
+		why += "; if you trust the code"
+	}
+	return hints.Hint{ID: r.Hint, Why: why, Flag: strings.Join(flags, " ")}, true
+}
+
+// shellFlag is a change as it is typed.
+func shellFlag(c doctor.Change) string {
+	if c.Value == "true" {
+		return "--" + c.Flag
+	}
+	return "--" + c.Flag + " " + shellQuote(c.Value)
 }
 
 func isHostFile(w string) bool {

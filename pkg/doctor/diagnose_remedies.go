@@ -190,13 +190,68 @@ func (l *look) roomyTmp() (Change, bool) {
 // what fits the kind of the failure.
 func propose(b *Box, o *Outcome, have []Change) []Remedy {
 	l := newLook(b, o, have)
-	for _, rule := range []func(*look){
-		(*look).faults, (*look).program, (*look).tools, (*look).home, (*look).readOnly, (*look).space, (*look).locale,
-		(*look).processes, (*look).memoryShort, (*look).names, (*look).files, (*look).rights,
-	} {
-		rule(l)
+	for _, rule := range rules {
+		from := len(l.out)
+		rule.find(l)
+		for i := from; i < len(l.out); i++ {
+			l.out[i].Hint = rule.topic
+		}
 	}
 	return l.out
+}
+
+// rules are the one table of what programs print when a box is in their way, best
+// first, with the topic of each that kern-sbx explain knows.
+var rules = []struct {
+	topic string
+	find  func(*look)
+}{
+	{"", (*look).faults},
+	{"not-in-the-box", (*look).program},
+	{"tool-configuration", (*look).tools},
+	{"home-not-writable", (*look).home},
+	{"read-only-root", (*look).readOnly},
+	{"scratch-full", (*look).space},
+	{"locale", (*look).locale},
+	{"too-many-processes", (*look).processes},
+	{"memory-short", (*look).memoryShort},
+	{"no-network", (*look).names},
+	{"not-in-the-box", (*look).files},
+	{"no-privilege", (*look).rights},
+}
+
+// Suggest gives the remedy that a failed run prints as its hint: the first that
+// answers a line of the output, untried. False: nothing in the output is known, or
+// what is known is the user's own mistake.
+func Suggest(b *Box, o *Outcome) (Remedy, bool) {
+	var first *Remedy
+	for _, r := range propose(b, o, nil) {
+		switch {
+		case r.trigger == "" || r.Hint == "":
+		case r.Hint == "no-network" && r.Changes[0].Flag == "hostname":
+			// Cheap to try, and seldom the reason.
+			if first == nil {
+				first = &r
+			}
+		default:
+			return r, true
+		}
+	}
+	if first != nil {
+		return *first, true
+	}
+	return Remedy{}, false
+}
+
+// SuggestionTopics lists the topics of what Suggest can give.
+func SuggestionTopics() []string {
+	var all []string
+	for _, r := range rules {
+		if r.topic != "" && !slices.Contains(all, r.topic) {
+			all = append(all, r.topic)
+		}
+	}
+	return all
 }
 
 // complaint gives the line that a command complains with although it succeeded.

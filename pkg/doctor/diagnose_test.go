@@ -11,6 +11,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/kern-sbx/kern-sbx/pkg/hints"
 )
 
 // fakeHost knows files, programs and what is in the workspace.
@@ -447,4 +449,35 @@ func FuzzDiagnose(f *testing.F) {
 		}
 		_ = fmt.Sprint(d)
 	})
+}
+
+// What a failed run prints as its hint names the thing that is most likely.
+func TestSuggest(t *testing.T) {
+	box := &Box{Argv: []string{"x"}, Home: "/root", Memory: 512 << 20, PIDs: 256, Timeout: 30 * time.Second}
+	for text, want := range map[string]string{
+		"failed to initialize build cache at /root/.cache/go-build: mkdir /root/.cache: read-only file system": "home-not-writable",
+		"mkdir: cannot create directory '/root/.npm': Read-only file system":                                   "home-not-writable",
+		"urllib.error.URLError: <urlopen error [Errno -3] Temporary failure in name resolution>":               "no-network",
+		"curl: (6) Could not resolve host: example.org":                                                        "no-network",
+		"OSError: [Errno 28] No space left on device: '/tmp/x'":                                                "scratch-full",
+		"sh: 1: Cannot fork: Resource temporarily unavailable":                                                 "too-many-processes",
+		"RuntimeError: can't start new thread":                                                                 "too-many-processes",
+		"ModuleNotFoundError: No module named 'numpyx'":                                                        "",
+		"error: everything is fine":                                                                            "",
+		"":                                                                                                     "",
+	} {
+		r, ok := Suggest(box, &Outcome{Exit: 1, Stderr: []byte(text + "\n")})
+		if ok != (want != "") || r.Hint != want {
+			t.Errorf("%q: %v %+v, want %q", text, ok, r, want)
+		}
+	}
+	if r, _ := Suggest(box, &Outcome{Exit: 1, Stderr: []byte("Temporary failure in name resolution\n")}); r.Changes[0].Flag != "network" || !r.Relaxes {
+		t.Errorf("%+v", r)
+	}
+	topics := hints.Topics()
+	for _, id := range SuggestionTopics() {
+		if !slices.ContainsFunc(topics, func(x hints.Topic) bool { return x.ID == id }) {
+			t.Errorf("no topic explains %s", id)
+		}
+	}
 }

@@ -145,5 +145,5 @@ points and what you may not read are left out, and said. /tmp is memory, 64 MiB 
 --memory, and counts against it. /dev/shm is memory too. All else is read-only.
 As root, files that a run changed in a kept directory lose setuid bits and file
 capabilities when it ends: root in the box is root of the host to the file system.`},
-	}, doctorTopics()...)
+	}, append(outputTopics(), doctorTopics()...)...)
 }

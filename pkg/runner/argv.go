@@ -76,6 +76,10 @@ func (s *Spec) argv(name string, mounts []placed, envFD int) ([]string, error) {
 		// Without capabilities a box cannot use other uids, and without the
 		// helpers that map them kern would say so on each run.
 		a = append(a, "--no-uid-range")
+	} else if s.Image == "" {
+		// kern does that by itself for an image only. Where no range is lent to the
+		// caller it says so, and goes on.
+		a = append(a, "--uid-range")
 	}
 	pair("--user", s.User)
 	for _, t := range s.Tmpfs {

@@ -113,8 +113,11 @@ func startBox(kern string, argv []string, name string, s streams) (b *box, err e
 	var theirs, ours []*os.File
 	pipe := func(childReads bool) (child, own *os.File) {
 		var p [2]int
+		if err != nil {
+			return nil, nil // one reason is enough
+		}
 		if e := unix.Pipe2(p[:], unix.O_CLOEXEC); e != nil {
-			err = errors.Join(err, e)
+			err = e
 			return nil, nil
 		}
 		i := 1

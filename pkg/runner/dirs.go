@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
@@ -397,6 +398,55 @@ func (r *runDir) record(s, w proc) error {
 	return nil
 }
 
+// keptPrefix begins the names of links that say which directories a box of root's
+// may write that are kept, with their identity: DEV-INO.
+const keptPrefix = "kept-"
+
+// recordKept notes a directory for the sweep (rule S1), in case we are killed: what
+// the box makes setuid there would be setuid root.
+func (r *runDir) recordKept(path string, st *unix.Stat_t) error {
+	name := keptPrefix + strconv.FormatUint(uint64(st.Dev), 10) + "-" + strconv.FormatUint(st.Ino, 10)
+	if err := unix.Symlinkat(path, int(r.dir.Fd()), name); err != nil && !errors.Is(err, unix.EEXIST) {
+		return &os.PathError{Op: "symlink", Path: filepath.Join(r.path, name), Err: err}
+	}
+	return nil
+}
+
+// clearKept takes setuid bits away that a box of a killed run left behind, in
+// directories that still are what they were.
+func (r *runDir) clearKept() {
+	if os.Geteuid() != 0 {
+		return
+	}
+	var since unix.Stat_t
+	if unix.Fstatat(int(r.dir.Fd()), recordFile, &since, unix.AT_SYMLINK_NOFOLLOW) != nil {
+		return // no code ran in it
+	}
+	d, err := openDirAt(r.dir, ".")
+	if err != nil {
+		return
+	}
+	names, _ := d.Readdirnames(100)
+	d.Close()
+	for _, name := range names {
+		id, ok := strings.CutPrefix(name, keptPrefix)
+		buf := make([]byte, unix.PathMax)
+		n, err := unix.Readlinkat(int(r.dir.Fd()), name, buf)
+		if !ok || err != nil {
+			continue
+		}
+		kept, err := os.OpenFile(string(buf[:n]), os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+		if err != nil {
+			continue
+		}
+		var st unix.Stat_t
+		if unix.Fstat(int(kept.Fd()), &st) == nil && id == strconv.FormatUint(uint64(st.Dev), 10)+"-"+strconv.FormatUint(st.Ino, 10) {
+			workspace.ClearPrivilege(context.Background(), kept, time.Unix(since.Mtim.Unix()))
+		}
+		kept.Close()
+	}
+}
+
 // boxRecord says which processes a box has, and in which boot.
 type boxRecord struct {
 	boot string
@@ -462,6 +512,7 @@ func sweepOne(base *os.File, r *runDir) {
 		}
 	}
 	cgroup.Remove(namePrefix + r.name)
+	r.clearKept()
 	removeAll(base, r.name, r.path, r.kern)
 }
 

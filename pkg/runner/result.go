@@ -71,11 +71,14 @@ type Result struct {
 	// unpacked within the last minutes, so that no read of it was fast yet.
 	ColdImage bool `json:"-"`
 
-	head []byte
+	head, tail []byte
 }
 
 // StderrHead is the beginning of what the code wrote to stderr.
 func (r *Result) StderrHead() []byte { return r.head }
+
+// StderrTail is the end of it.
+func (r *Result) StderrTail() []byte { return r.tail[max(0, len(r.tail)-sniffed):] }
 
 // Refused is the Result of a run that was not tried: the box never started.
 func Refused(err error) *Result {

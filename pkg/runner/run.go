@@ -264,7 +264,7 @@ func (r *run) conclude() *Result {
 
 // afterwards looks at what the code did to directories that are kept.
 func (r *run) afterwards() {
-	r.clearPrivilege(r.ws)
+	r.clearPrivilege()
 	for _, name := range r.spec.Watch {
 		if _, err := os.Lstat(filepath.Join(r.ws, name)); err == nil {
 			r.reported = append(r.reported, fmt.Sprintf("the run made %s in the workspace; programs on this machine may obey it", name))
@@ -404,6 +404,10 @@ func (r *run) awaitStart(ctx context.Context) bool {
 		r.ev.startErr = err
 		return false
 	}
+	if err := r.recordKept(); err != nil {
+		r.ev.startErr = err
+		return false
+	}
 	if err := r.dressBox(); err != nil {
 		r.ev.startErr = err
 		return false
@@ -413,8 +417,8 @@ func (r *run) awaitStart(ctx context.Context) bool {
 		return false
 	}
 	drainNow(b.stderr, r.notes, notesLimit)
-	r.startWatch()
 	b.open()
+	r.startWatch() // a workspace does not fill in the meantime
 	select {
 	case <-b.alive.closed:
 	case <-b.exited:
@@ -713,7 +717,7 @@ func (r *run) texts(res *Result) {
 
 // shown takes from the relays what happened to the streams.
 func (res *Result) shown(out, errs *relay) (notes []string) {
-	res.head = errs.head
+	res.head, res.tail = errs.head, errs.tail
 	res.Truncated.Stdout, res.Truncated.Stderr = out.truncated.Load(), errs.truncated.Load()
 	for _, k := range []struct {
 		name string
@@ -820,22 +824,44 @@ func kernSentence(b []byte) string {
 	return term.VisibleLine(last)
 }
 
-// clearPrivilege applies rule S1: what hostile code makes setuid in a kept
-// directory is setuid root on the host when we are root.
-func (r *run) clearPrivilege(ws string) {
-	if os.Geteuid() != 0 || r.box.opened.IsZero() {
-		return
-	}
+// keptDirs are the host's directories that the box may write and that are kept.
+func (r *run) keptDirs() []string {
 	dirs := []string{}
 	if r.spec.Workspace != "" {
-		dirs = append(dirs, ws)
+		dirs = append(dirs, r.ws)
 	}
 	for _, m := range r.spec.Mounts {
 		if !m.ReadOnly {
 			dirs = append(dirs, m.Source)
 		}
 	}
-	for _, dir := range dirs {
+	return dirs
+}
+
+// recordKept notes them for a sweep.
+func (r *run) recordKept() error {
+	if os.Geteuid() != 0 {
+		return nil
+	}
+	for _, dir := range r.keptDirs() {
+		var st unix.Stat_t
+		if err := unix.Lstat(dir, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
+			continue
+		}
+		if err := r.dir.recordKept(dir, &st); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// clearPrivilege applies rule S1: what hostile code makes setuid in a kept
+// directory is setuid root on the host when we are root.
+func (r *run) clearPrivilege() {
+	if os.Geteuid() != 0 || r.box.opened.IsZero() {
+		return
+	}
+	for _, dir := range r.keptDirs() {
 		d, err := os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 		if errors.Is(err, unix.ENOTDIR) {
 			what, err := clearFile(dir)

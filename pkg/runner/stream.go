@@ -21,7 +21,7 @@ type relay struct {
 	// divert takes kern's late lines out, nil for none.
 	divert *diverter
 
-	head []byte // with sniff; read after done
+	head, tail []byte // with sniff; read after done
 
 	taken     atomic.Int64 // bytes taken from the box
 	passed    atomic.Int64 // those passed on
@@ -37,7 +37,7 @@ func newRelay(src *os.File, out io.Writer, keep *capture, limit int64) *relay {
 	return &relay{src: src, out: out, keep: keep, limit: limit, outGone: make(chan struct{}), done: make(chan struct{})}
 }
 
-// sniffed is how much of a stream's beginning hints may look at.
+// sniffed is how much of a stream's beginning, and of its end, hints may look at.
 const sniffed = 8 << 10
 
 // pipeRoom is the capacity asked for of the pipes of a spliced stream: what any
@@ -110,6 +110,12 @@ func (r *relay) pass(p []byte) {
 	}
 	if room := sniffed - len(r.head); r.sniff && room > 0 {
 		r.head = append(r.head, p[:min(room, len(p))]...)
+	}
+	if r.sniff {
+		r.tail = append(r.tail, p[max(0, len(p)-sniffed):]...)
+		if n := len(r.tail); n > 4*sniffed {
+			r.tail = append(r.tail[:0], r.tail[n-sniffed:]...)
+		}
 	}
 	r.passed.Add(int64(len(p)))
 	if r.out != nil && r.outErr.Load() == nil {
