@@ -50,7 +50,10 @@ killed, escape_blocked) ends it; so does an hour without a cell.`,
 			return a.unknownCommand(c, args[0])
 		},
 	}
-	c.AddCommand(a.kernelStart(), a.kernelExec(), a.kernelRepl(), a.kernelList(), a.kernelLogs(), a.kernelStop())
+	a.addSubcommands(
+		c, subcommand{"start", a.kernelStart}, subcommand{"exec", a.kernelExec}, subcommand{"repl", a.kernelRepl},
+		subcommand{"ls", a.kernelList}, subcommand{"logs", a.kernelLogs}, subcommand{"stop", a.kernelStop},
+	)
 	return c
 }
 

@@ -51,7 +51,9 @@ differs (another cap, mount, image) is never given one.`,
 			return a.unknownCommand(c, args[0])
 		},
 	}
-	c.AddCommand(a.prewarmStart(), a.prewarmStatus(), a.prewarmStop())
+	a.addSubcommands(
+		c, subcommand{"start", a.prewarmStart}, subcommand{"status", a.prewarmStatus}, subcommand{"stop", a.prewarmStop},
+	)
 	return c
 }
 

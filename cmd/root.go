@@ -235,6 +235,22 @@ func (a *app) oneCommand() *cobra.Command {
 	return nil
 }
 
+// addSubcommands adds to a command those that the line can be about: only the
+// named one, when it is named.
+func (a *app) addSubcommands(c *cobra.Command, all ...subcommand) {
+	if len(a.args) > 1 && a.args[0] == c.Name() {
+		for _, s := range all {
+			if s.name == a.args[1] {
+				c.AddCommand(s.make())
+				return
+			}
+		}
+	}
+	for _, s := range all {
+		c.AddCommand(s.make())
+	}
+}
+
 func (a *app) addGlobalFlags(root *cobra.Command) {
 	f := root.PersistentFlags()
 	g := &a.global

@@ -1,6 +1,7 @@
 package testscripts
 
 import (
+	"encoding/json"
 	"fmt"
 	"net"
 	"net/http"
@@ -108,6 +109,17 @@ func networkHost(home string) int {
 	c := exec.Command("kern-sbx", "run", "--egress-allow", "allowed.example.com", "-c", "import socket; socket.create_connection(('"+publicIP+"', 5432), 5)")
 	if out, _ := c.CombinedOutput(); !strings.Contains(string(out), "kern-sbx: hint:") || !strings.Contains(string(out), "HTTP proxy") {
 		fmt.Printf("FAIL no hint about the proxy: %q\n", out)
+	}
+	// What kern's proxy prints while the code runs is no output of the code (F1).
+	c = exec.Command("kern-sbx", "run", "--json", "--egress-allow", "allowed.example.com", "-c",
+		"import sys, urllib.request as u\ntry: u.urlopen('http://allowed.example.com:443/')\nexcept Exception: print('own', file=sys.stderr)")
+	out, _ := c.Output()
+	var doc struct {
+		CodeStderr   string `json:"code_stderr"`
+		RuntimeNotes string `json:"runtime_notes"`
+	}
+	if err := json.Unmarshal(out, &doc); err != nil || doc.CodeStderr != "own\n" || !strings.Contains(doc.RuntimeNotes, "(unverified) kern: egress proxy:") {
+		fmt.Printf("FAIL late lines of the proxy: %v %q %q\n", err, doc.CodeStderr, doc.RuntimeNotes)
 	}
 	fmt.Println("DONE")
 	return 0
