@@ -301,7 +301,10 @@ func mounted(dir string) bool {
 		return true
 	}
 	mine, _ := os.Readlink("/proc/self/ns/mnt")
-	needle := filepath.Join(filepath.Base(filepath.Dir(dir)), filepath.Base(dir), "root")
+	// The path may begin otherwise for them; skeletons of other caches of this
+	// machine have the same key.
+	all := filepath.Dir(dir)
+	needle := filepath.Join(filepath.Base(filepath.Dir(all)), filepath.Base(all), filepath.Base(dir), "root")
 	for _, e := range procs {
 		if _, err := strconv.Atoi(e.Name()); err != nil {
 			continue

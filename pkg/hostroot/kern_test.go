@@ -142,7 +142,7 @@ func TestRealTool(t *testing.T) {
 }
 
 func TestUsedSkeletonStays(t *testing.T) {
-	cache := filepath.Join(t.TempDir(), "c")
+	cache := filepath.Join(t.TempDir(), "used-skeleton") // a name of its own: other boxes run beside it
 	h := host{"/"}
 	r, err := h.prepare(Options{Cache: cache, UID: os.Getuid()})
 	must(t, err)
