@@ -135,10 +135,9 @@ bench: build
 
 # A file of failures with their answers, and a script beside it that builds the root
 # file systems they need. Its commands run on this machine: it has to be trusted.
-CORPUS ?= ../shared/cases/doctor-corpus.jsonl
 .PHONY: corpus
 corpus: build
-	@test -f '$(CORPUS)' || { echo "make: there is no corpus at $(CORPUS): CORPUS=FILE names one" >&2; exit 1; }
+	@test -f '$(CORPUS)' || { echo "make: name a file of cases: make corpus CORPUS=FILE" >&2; exit 1; }
 	@mkdir -p $(CACHE)/roots
 	@$(GO) run ./testscripts/corpus -kern-sbx $(CURDIR)/$(BIN) -corpus '$(CORPUS)' -roots $(CURDIR)/$(CACHE)/roots
 
