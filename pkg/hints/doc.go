@@ -1,3 +1,5 @@
-// Package hints holds one table: a pattern of failure, what it means, and the
-// flag that helps. Every command that explains something reads it here.
+// Package hints holds what a run itself knows of its failure (the verdict, the
+// command line, what was asked for) as one table of hints with the flag that
+// helps, and the texts of explain. What programs print when a box is in their way
+// is the table of package doctor, which also tries it; run asks both.
 package hints
