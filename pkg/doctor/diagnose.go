@@ -738,8 +738,11 @@ func relaxes(set []Change) bool {
 // does it still fail in the same way? Then it is not the flags.
 func (s *search) everything(last *node) error {
 	own, blamed := blame(&s.Box, s.base)
-	if !blamed {
-		own, blamed = blame(&s.Box, last.out)
+	if !blamed || own.weak {
+		// What is left after the best changes may say more.
+		if v, ok := blame(&s.Box, last.out); ok && (!blamed || !v.weak) {
+			own, blamed = v, true
+		}
 	}
 	if blamed && !own.weak {
 		s.conclude(own)

@@ -48,6 +48,7 @@ func blameTable() []blameRow {
 		{[]string{"perf_event_paranoid", "no permission to enable"}, nil, sure(never("the sandbox forbids performance counters, which belong to the host's kernel", "measure outside of a box, or from inside the program"))},
 		{[]string{"not been booted with systemd", "failed to connect to bus", "cannot connect to the docker daemon"}, nil, never("a box has no service manager and no daemon of this machine", "start the program itself")},
 		{[]string{"--no-sandbox is not supported", "without --no-sandbox"}, nil, own("the browser refuses to run as root with a sandbox of its own, outside of a box as well", "add --no-sandbox: the box is one already")},
+		{[]string{"chown", "setgroups", "initgroups", "setgid(", "setuid("}, []string{"invalid argument", "(22:", "einval"}, verdictOf{kind: NotFound, why: "the box has no other users: this machine lends you no numbers for them", advice: "a line for you in /etc/subuid and /etc/subgid, and newuidmap (package uidmap), give it some"}},
 		{[]string{"not a tty", "not a terminal", "inappropriate ioctl for device", "must be run from a terminal", "no tty present"}, nil, verdictOf{kind: NotFound, why: "it wants a terminal, and trials have none", advice: "run it with -t"}},
 		{[]string{"eoferror", "eof when reading a line", "unexpected eof on standard input"}, nil, verdictOf{kind: NotFound, why: "it reads standard input, which a box does not get by itself", advice: "run it with -i"}},
 		{[]string{"no time zone found", "zoneinfonotfound", "unknown time zone"}, nil, own("the image has no such time zone", "use an image with tzdata, or set TZ to one that is there")},
@@ -62,7 +63,7 @@ func blameTable() []blameRow {
 		{[]string{"zerodivisionerror", "nameerror:", "typeerror:", "keyerror:", "indexerror:", "attributeerror:", "valueerror:", "referenceerror:", "nullpointerexception", "index out of range", "nil pointer dereference", "division by zero", "rangeerror:", "undefined variable", "undefined reference", "undefined: ", "cannot find symbol"}, nil, own("the program itself raised an error, which says nothing about the box", ownAdvice)},
 		{[]string{"command not found", ": not found", "executable file not found", "enoent: spawn", "spawn enoent"}, nil, own("it starts a program that the image does not have", "use an image that has it, or check the name")},
 		{[]string{"404 not found", "http error 404", "status code 404", "403 forbidden", "401 unauthorized", "authentication failed", "invalid credentials"}, nil, own("the server answered, and refused or does not have it", "check the address and the credentials")},
-		{[]string{"assertionerror", "assertion failed", "test failed", "tests failed", "failures=", "failed (", "--- fail:", " failed in ", "failing"}, nil, weak(own("its own checks failed", "look at what they compare"))},
+		{[]string{"assertionerror", "assertion failed", "test failed", "tests failed", "failures=", "failed (errors", "--- fail:", " failed in ", "failing"}, nil, weak(own("its own checks failed", "look at what they compare"))},
 		{[]string{"timed out"}, []string{"own"}, weak(own("it gave up waiting by itself", ownAdvice))},
 	}
 }

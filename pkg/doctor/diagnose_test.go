@@ -305,6 +305,8 @@ func TestBlame(t *testing.T) {
 		{[]string{"java"}, failed("java.lang.OutOfMemoryError: Java heap space"), "", false},
 		{[]string{"npm"}, failed("npm error Missing script: \"biuld\"\nlogs: /root/.npm/_logs"), NotSandbox, false},
 		{[]string{"apt-get", "install", "x"}, failed("E: setgroups 65534 failed - setgroups (1: Operation not permitted)"), Unfixable, true},
+		{[]string{"nginx"}, failed("[emerg] 1#1: chown(\"/var/lib/nginx/body\", 33) failed (22: Invalid argument)\nnginx: configuration file /etc/nginx/nginx.conf test failed"), NotFound, false},
+		{[]string{"x"}, failed("connect() failed (111: Connection refused)"), "", false},
 		{[]string{"timeout"}, &Outcome{Exit: 137}, NotSandbox, false},
 		{[]string{"x"}, &Outcome{Exit: 137, Fault: "oom"}, "", false},
 		{[]string{"sh"}, &Outcome{Exit: 159}, Unfixable, true},
