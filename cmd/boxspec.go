@@ -95,7 +95,7 @@ func (b *boxFlags) spec(a *app, budget *runner.Budget, dirs runner.Dirs) (*runne
 	if err := b.root(a, s, budget, dirs); err != nil {
 		return nil, err
 	}
-	if s.Setup != nil && s.Host != nil && !hasEnv(s.Setup.Env, "PATH") {
+	if s.Setup != nil && s.Host != nil && !validate.HasKey(s.Setup.Env, "PATH") {
 		s.Setup.Env = append(s.Setup.Env, validate.KV{Key: "PATH", Value: s.Host.Path})
 	}
 	return s, b.fit(s)

@@ -298,7 +298,7 @@ func (o *kernelStart) boot(dirs runner.Dirs, sigs chan os.Signal, opts pool.Kern
 		return nil, err
 	}
 	s.Kernel, s.Results = true, true
-	pythonEnv(s)
+	interp.PythonEnv(s)
 	driver, files := interp.Driver(o.lang, interp.Kernel)
 	s.Code = files
 	// The time of a cell is its own; kern's timer ends the box at the latest.

@@ -318,21 +318,10 @@ func (o *runOpts) prepare(ctx context.Context, budget *runner.Budget, dirs runne
 		return nil, nil, err
 	}
 	s.Argv = o.argv
-	if program != nil {
-		s.Argv, s.Code = program.Argv, program.Files
-		s.Results = program.Lang == "python" && !o.box.tty && a.wantsResults(o.outDir)
-		if program.Lang == "python" {
-			pythonEnv(s)
-		}
-		if program.Lang == "node" && !hasEnv(s.Env, "NODE_PATH") {
-			// The code lies outside the workspace; its modules lie inside.
-			s.Env = append(s.Env, validate.KV{Key: "NODE_PATH", Value: runner.WorkspaceDir + "/node_modules"})
-		}
-	}
 	s.Init = o.box.init
-	if program != nil && program.Lang == "python" {
-		f := program.Files[0]
-		s.Cell = &runner.Cell{File: runner.CodeDir + "/" + f.Name, Code: f.Content, Args: o.argv}
+	if program != nil {
+		program.Into(s, o.argv)
+		s.Results = program.Lang == "python" && !o.box.tty && a.wantsResults(o.outDir)
 	}
 	if o.box.stdin {
 		s.Stdin = a.in
@@ -398,40 +387,6 @@ func (a *app) noteHostNetwork(s *runner.Spec) {
 	if s.HostNetwork {
 		a.note("--network host: the box reaches this machine's loopback and abstract sockets, the local network, and a cloud's metadata at 169.254.169.254")
 	}
-}
-
-// pythonEnv gives python what it needs in a box.
-func pythonEnv(s *runner.Spec) {
-	if !hasEnv(s.Env, "MPLCONFIGDIR") {
-		// matplotlib writes there at its first import, and says so aloud when it
-		// cannot.
-		s.Env = append(s.Env, validate.KV{Key: "MPLCONFIGDIR", Value: scratch(s) + "/.matplotlib"})
-	}
-}
-
-// scratch is a directory of the box that can be written and is not kept, or else
-// the workspace.
-func scratch(s *runner.Spec) string {
-	for _, t := range s.Tmpfs {
-		if t.Target == "/tmp" {
-			return t.Target
-		}
-	}
-	for _, m := range s.Mounts {
-		if m.Target == "/tmp" && !m.ReadOnly {
-			return m.Target
-		}
-	}
-	return runner.WorkspaceDir
-}
-
-func hasEnv(all []validate.KV, key string) bool {
-	for _, kv := range all {
-		if kv.Key == key {
-			return true
-		}
-	}
-	return false
 }
 
 // findKern gives the kern that every command uses.

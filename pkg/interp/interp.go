@@ -95,3 +95,47 @@ func Build(lang, name string, code []byte, args []string) (*Program, error) {
 	p.Argv = append(p.Argv, args...)
 	return p, nil
 }
+
+// Into makes a program what a box runs: its command, its files, what its
+// interpreter wants set, and the cell that an interpreter which waits could take
+// instead. args are the program's own, as Build had them. Results stays the
+// caller's choice.
+func (p *Program) Into(s *runner.Spec, args []string) {
+	s.Argv, s.Code = p.Argv, p.Files
+	switch p.Lang {
+	case "python":
+		PythonEnv(s)
+		f := p.Files[0]
+		s.Cell = &runner.Cell{File: runner.CodeDir + "/" + f.Name, Code: f.Content, Args: args}
+	case "node":
+		if !validate.HasKey(s.Env, "NODE_PATH") {
+			// The code lies outside the workspace; its modules lie inside.
+			s.Env = append(s.Env, validate.KV{Key: "NODE_PATH", Value: runner.WorkspaceDir + "/node_modules"})
+		}
+	}
+}
+
+// PythonEnv sets what python needs in a box.
+func PythonEnv(s *runner.Spec) {
+	if !validate.HasKey(s.Env, "MPLCONFIGDIR") {
+		// matplotlib writes there at its first import, and says so aloud when it
+		// cannot.
+		s.Env = append(s.Env, validate.KV{Key: "MPLCONFIGDIR", Value: scratch(s) + "/.matplotlib"})
+	}
+}
+
+// scratch is a directory of the box that can be written and is not kept, or else
+// the workspace.
+func scratch(s *runner.Spec) string {
+	for _, t := range s.Tmpfs {
+		if t.Target == "/tmp" {
+			return t.Target
+		}
+	}
+	for _, m := range s.Mounts {
+		if m.Target == "/tmp" && !m.ReadOnly {
+			return m.Target
+		}
+	}
+	return runner.WorkspaceDir
+}

@@ -82,6 +82,9 @@ type KernelGrave struct {
 	Workspace string `json:"workspace"`
 }
 
+// Stopped says that it was ended because somebody wanted that.
+func (g *KernelGrave) Stopped() bool { return g.Reason == errStopped.Error() }
+
 // KilledGrave is what Sweep leaves of a kernel whose process was killed.
 func KilledGrave(meta json.RawMessage) any {
 	var m KernelMeta
@@ -121,6 +124,7 @@ type Kernel struct {
 	opts   KernelOptions
 
 	wake chan struct{}
+	life context.Context // ends with the kernel, for the reason that stop is given
 	stop context.CancelCauseFunc
 
 	mu      sync.Mutex
@@ -139,6 +143,7 @@ type Kernel struct {
 type job struct {
 	body    agent.Body
 	files   []*os.File // stdout, stderr, perhaps stdin
+	sent    func()     // told when the box has them; nil closes them
 	timeout time.Duration
 	signals chan os.Signal
 	lost    bool
@@ -158,6 +163,10 @@ type job struct {
 
 func (j *job) closeFiles() {
 	j.once.Do(func() {
+		if j.sent != nil {
+			j.sent()
+			return
+		}
 		for _, f := range j.files {
 			f.Close()
 		}
@@ -180,9 +189,10 @@ var (
 )
 
 // NewKernel puts a booted box, whose interpreter waits for cells, behind a
-// holder.
+// holder; nil for none.
 func NewKernel(h *Holder, box *runner.Served, meta KernelMeta, opts KernelOptions) *Kernel {
 	k := &Kernel{holder: h, box: box, meta: meta, opts: opts, wake: make(chan struct{}, 1), used: time.Now()}
+	k.life, k.stop = context.WithCancelCause(context.Background())
 	k.limits, k.reason = box.Limits()
 	k.memory = box.Memory()
 	return k
@@ -192,25 +202,31 @@ func NewKernel(h *Holder, box *runner.Served, meta KernelMeta, opts KernelOption
 // or its box. Then nothing of the box is left, and the holder has given up its
 // name; only a kernel that was stopped leaves nothing to be told of it.
 func (k *Kernel) Serve(ctx context.Context) {
-	life, stop := context.WithCancelCause(ctx)
-	defer stop(nil)
-	k.stop = stop
 	serving, hangUp := context.WithCancel(context.Background())
 	served := make(chan struct{})
 	go func() {
 		defer close(served)
 		k.holder.Serve(serving, k.handle)
 	}()
-	grave := k.loop(life)
-	k.bury(grave)
-	k.box.Close()
+	grave := k.Run(ctx)
 	hangUp()
 	<-served
-	if grave.Reason == errStopped.Error() {
+	if grave.Stopped() {
 		k.holder.Leave()
 		return
 	}
 	k.holder.Bury(grave)
+}
+
+// Run is Serve without a holder: cells come from Do alone. It gives what ended the
+// kernel.
+func (k *Kernel) Run(ctx context.Context) *KernelGrave {
+	defer k.stop(nil)
+	defer context.AfterFunc(ctx, func() { k.stop(context.Cause(ctx)) })()
+	grave := k.loop(k.life)
+	k.bury(grave)
+	k.box.Close()
+	return grave
 }
 
 // bury refuses all that wait.
@@ -414,7 +430,7 @@ func (k *Kernel) keepStill(ctx context.Context, j *job) {
 // hold keeps the kernel still for as long as a peer stays connected.
 func (k *Kernel) hold(p *Peer, msgs <-chan incoming) {
 	j := &job{hold: make(chan struct{}), held: make(chan struct{}), done: make(chan struct{}), signals: make(chan os.Signal, 1)}
-	if _, refusal := k.enqueue(j, incoming{raw: json.RawMessage(`{"wait":true}`)}); refusal != nil {
+	if _, refusal := k.enqueue(j, true); refusal != nil {
 		p.Answer(refusal)
 		return
 	}
@@ -597,7 +613,9 @@ func (k *Kernel) exec(p *Peer, m incoming, msgs <-chan incoming) bool {
 		return p.Answer(refusal) == nil
 	}
 	defer j.closeFiles()
-	ahead, refusal := k.enqueue(j, m)
+	var how execRequest
+	json.Unmarshal(m.raw, &how)
+	ahead, refusal := k.enqueue(j, how.Wait)
 	if refusal != nil {
 		return p.Answer(refusal) == nil
 	}
@@ -683,6 +701,55 @@ func (k *Kernel) abandon(j *job) (dropped bool) {
 	return false
 }
 
+// doGrace is what a cell may take once the context of Do is done, before the
+// kernel is ended for it.
+const doGrace = time.Second
+
+// Do runs one cell for this process, after those that were first. The end of the
+// context interrupts it, and ends the kernel when it does not heed that. The error
+// is a *DeadKernelError, or ErrInterrupted for a cell that did not run.
+func (k *Kernel) Do(ctx context.Context, cell *Cell) (*Outcome, error) {
+	j := &job{
+		body: agent.Body{File: cell.File, Code: cell.Code}, signals: make(chan os.Signal, 8), done: make(chan struct{}), timeout: k.opts.Timeout,
+		files: []*os.File{cell.Stdout, cell.Stderr}, sent: cell.Sent,
+	}
+	if cell.Timeout != nil {
+		j.timeout = *cell.Timeout
+	}
+	dead := func(g *KernelGrave) error { return &DeadKernelError{Name: k.meta.Name, Meta: k.meta, Grave: *g} }
+	_, refusal := k.enqueue(j, true)
+	switch {
+	case refusal != nil && refusal.Grave != nil:
+		return nil, dead(refusal.Grave)
+	case refusal != nil:
+		return nil, &BusyError{refusal.Refused}
+	}
+	cancelled := ctx.Done()
+	var force <-chan time.Time
+	for {
+		select {
+		case <-j.done:
+			if j.dead != nil {
+				return nil, dead(j.dead)
+			}
+			return &Outcome{j.res, j.number, j.over}, nil
+		case <-cancelled:
+			if k.drop(j) {
+				return nil, ErrInterrupted
+			}
+			cancelled, force = nil, time.After(doGrace)
+			k.pass(j, unix.SIGINT)
+		case <-force:
+			k.pass(j, unix.SIGTERM)
+			k.pass(j, unix.SIGTERM)
+			force = nil
+		}
+	}
+}
+
+// Over says what ended the kernel, nil while it lives.
+func (k *Kernel) Over() *KernelGrave { return k.buried() }
+
 // jobFor reads a request.
 func (k *Kernel) jobFor(m incoming) (*job, *cellEvent) {
 	var req execRequest
@@ -708,9 +775,7 @@ func (k *Kernel) jobFor(m incoming) (*job, *cellEvent) {
 }
 
 // enqueue gives the number of those that were first.
-func (k *Kernel) enqueue(j *job, m incoming) (int, *cellEvent) {
-	var req execRequest
-	json.Unmarshal(m.raw, &req)
+func (k *Kernel) enqueue(j *job, wait bool) (int, *cellEvent) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	ahead := len(k.queue)
@@ -720,7 +785,7 @@ func (k *Kernel) enqueue(j *job, m incoming) (int, *cellEvent) {
 	switch {
 	case k.over != nil:
 		return 0, &cellEvent{Refused: k.over.Sentence(k.meta.Name), Grave: k.over}
-	case ahead > 0 && !req.Wait:
+	case ahead > 0 && !wait:
 		return 0, &cellEvent{Refused: fmt.Sprintf("kernel %s is busy with another cell", k.meta.Name), Busy: true}
 	case ahead > mostQueued:
 		return 0, &cellEvent{Refused: fmt.Sprintf("kernel %s is busy, and %d more wait for it", k.meta.Name, len(k.queue)), Busy: true}

@@ -99,7 +99,10 @@ type waiting struct {
 type boxes struct {
 	o    BoxesOptions
 	meta BoxesMeta
+	life context.Context
 	stop context.CancelFunc
+	// filled is closed when nothing is started any more.
+	filled chan struct{}
 
 	mu       sync.Mutex
 	changed  chan struct{} // closed, and made anew, at each change
@@ -117,18 +120,30 @@ type boxes struct {
 // done, it is told to stop, or nobody has asked for idle time. first is called
 // once the first box is ready, or with why there is none; all when every one is.
 func (h *Holder) ServeBoxes(ctx context.Context, meta BoxesMeta, o BoxesOptions, first func(error), all func()) {
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	b := &boxes{o: o, meta: meta, stop: stop, changed: make(chan struct{}), lastUsed: time.Now()}
+	b := newBoxes(ctx, meta, o)
+	b.start(first, all)
+	h.Serve(b.life, b.handle)
+	b.end()
+}
+
+func newBoxes(ctx context.Context, meta BoxesMeta, o BoxesOptions) *boxes {
+	b := &boxes{o: o, meta: meta, changed: make(chan struct{}), lastUsed: time.Now(), filled: make(chan struct{})}
 	b.status.State = "filling"
-	filled := make(chan struct{})
+	b.life, b.stop = context.WithCancel(ctx)
+	return b
+}
+
+func (b *boxes) start(first func(error), all func()) {
 	go func() {
-		defer close(filled)
-		b.fill(ctx, first, all)
+		defer close(b.filled)
+		b.fill(b.life, first, all)
 	}()
-	h.Serve(ctx, b.handle)
-	stop()
-	<-filled
+}
+
+// end takes all boxes down that wait, and returns when the last one is gone.
+func (b *boxes) end() {
+	b.stop()
+	<-b.filled
 	b.mu.Lock()
 	rest := b.ready
 	b.ready = nil
@@ -420,17 +435,10 @@ func (b *boxes) claim(ctx context.Context, p *Peer) {
 	for _, a := range body.Argv {
 		c.Argv = append(c.Argv, string(a))
 	}
-	var more []validate.KV
 	for _, kv := range body.Env {
-		e := validate.KV{Key: string(kv[0]), Value: string(kv[1])}
-		c.Env = append(c.Env, e)
-		if !slices.Contains(box.BaseEnv(), e) {
-			more = append(more, e)
-		}
+		c.Env = append(c.Env, validate.KV{Key: string(kv[0]), Value: string(kv[1])})
 	}
-	if c.Cell != nil && !interp.WarmEnv(more) {
-		c.Cell = nil
-	}
+	suit(box, c)
 	res := box.Call(inner, c)
 	p.CloseFiles()
 	if ctx.Err() != nil && res.Fault != nil && res.Fault.Type == runner.Killed {
@@ -440,6 +448,20 @@ func (b *boxes) claim(ctx context.Context, p *Peer) {
 	if f, err := agent.Pack(runner.NewAnswer(res)); err == nil {
 		p.Answer(struct{}{}, f)
 		f.Close()
+	}
+}
+
+// suit leaves the interpreter that waits in a box out of a call whose variables it
+// cannot take any more.
+func suit(box *runner.Served, c *runner.Call) {
+	var more []validate.KV
+	for _, e := range c.Env {
+		if !slices.Contains(box.BaseEnv(), e) {
+			more = append(more, e)
+		}
+	}
+	if c.Cell != nil && !interp.WarmEnv(more) {
+		c.Cell = nil
 	}
 }
 

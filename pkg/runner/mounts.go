@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -18,6 +19,17 @@ import (
 // What the box then has at the target must be the same inode (rule F3): a path
 // can be exchanged for another between the check and kern's own walk of it.
 type Pin struct{ dev, ino uint64 }
+
+// MarshalJSON gives [DEV, INO].
+func (p Pin) MarshalJSON() ([]byte, error) { return json.Marshal([2]uint64{p.dev, p.ino}) }
+
+// UnmarshalJSON is its opposite.
+func (p *Pin) UnmarshalJSON(b []byte) error {
+	var n [2]uint64
+	err := json.Unmarshal(b, &n)
+	p.dev, p.ino = n[0], n[1]
+	return err
+}
 
 // PinSource takes the identity of an absolute path without a symbolic link in
 // it, as validate.SourceRules.Check returns them. A link that has come up since

@@ -34,7 +34,8 @@ const (
 )
 
 // Spec is one box and the command in it, checked and resolved. The zero value
-// of a limit means no limit.
+// of a limit means no limit. As JSON (for another program of ours) it is without
+// what belongs to one process: streams, signals, functions.
 type Spec struct {
 	Kern *kernbin.Kern
 
@@ -137,30 +138,30 @@ type Spec struct {
 	// Stdin is relayed to the box through a pipe; nil gives it an empty stdin.
 	// The caller's descriptor itself never reaches the box: a terminal would
 	// let it type into the caller's shell.
-	Stdin *os.File
+	Stdin *os.File `json:"-"`
 	// TTY is our side's gift to the box with -t: the slave of a pty of ours, which
 	// becomes its terminal. Stdin, Stdout, Stderr and Capture are unused then.
 	// TTYStarted is called once kern holds it.
-	TTY        *os.File
-	TTYStarted func() error
+	TTY        *os.File     `json:"-"`
+	TTYStarted func() error `json:"-"`
 	// Kill ends the box at once when it is closed.
-	Kill <-chan struct{}
+	Kill <-chan struct{} `json:"-"`
 
 	// Stdout and Stderr receive the program's bytes while it runs; nil shows
 	// nothing. Capture keeps them in the Result as well.
-	Stdout, Stderr io.Writer
+	Stdout, Stderr io.Writer `json:"-"`
 	Capture        bool
 	// Log receives what a Served box prints that belongs to no call: an
 	// interpreter's between two cells. Nil: it is lost.
-	Log io.Writer
+	Log io.Writer `json:"-"`
 
 	// Claimer knows of boxes that wait for a run like this; nil for a box of its
 	// own. PoolRequired refuses to run without one.
-	Claimer      Claimer
+	Claimer      Claimer `json:"-"`
 	PoolRequired bool
 
 	// Signals are those that ended us from outside; a second one kills at once.
-	Signals <-chan os.Signal
+	Signals <-chan os.Signal `json:"-"`
 	// Sweeper is the command line, without the program, with which this program
 	// started again calls SweepInherited. A directory that takes more than two
 	// seconds to delete is left to it. Nil: the deletion is waited for.
@@ -173,7 +174,7 @@ type Spec struct {
 
 	// Progress is told of a step that may take longer than a second, and
 	// returns what ends it. Nil: nobody wants to know.
-	Progress func(label string) (done func())
+	Progress func(label string) (done func()) `json:"-"`
 }
 
 // Cell is a piece of code for an interpreter that is already there.

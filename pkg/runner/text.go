@@ -133,6 +133,27 @@ func (t *Text) Len() int64 {
 	return n
 }
 
+// Slice gives at most n bytes from off on.
+func (t *Text) Slice(off, n int64) []byte {
+	if t == nil || off < 0 || n <= 0 {
+		return nil
+	}
+	var b []byte
+	for _, s := range t.spans {
+		size := s.end - s.off
+		if off >= size {
+			off -= size
+			continue
+		}
+		part, _ := io.ReadAll(s.c.reader(s.off+off, min(s.end, s.off+off+n)))
+		b, n, off = append(b, part...), n-int64(len(part)), 0
+		if n <= 0 {
+			break
+		}
+	}
+	return b
+}
+
 // Head gives at most n bytes from the start.
 func (t *Text) Head(n int) []byte {
 	b, _ := io.ReadAll(io.LimitReader(t.Reader(), int64(n)))

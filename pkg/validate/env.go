@@ -1,6 +1,7 @@
 package validate
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -9,6 +10,11 @@ import (
 // KV is one environment variable of a box.
 type KV struct {
 	Key, Value string
+}
+
+// HasKey says whether a variable is among those.
+func HasKey(env []KV, key string) bool {
+	return slices.ContainsFunc(env, func(kv KV) bool { return kv.Key == key })
 }
 
 const (
