@@ -1,7 +1,8 @@
-# kern-sbx. `make build` gives bin/kern-sbx, a static binary with kern inside.
+# kern-sbx. `make build` gives bin/kern-sbx, a static binary with kern inside, and
+# bin/kern-sbx-mcp, the server for agents that kern-sbx mcp starts.
 #
 #   make kern   [GOARCH=arm64]   fetch and unpack the pinned kern (pkg/kernbin/kern.pin)
-#   make build  [GOARCH=arm64]   build bin/kern-sbx
+#   make build  [GOARCH=arm64]   build bin/kern-sbx and bin/kern-sbx-mcp
 #   make demo                    run code in a real box
 #   make test                    what CI runs: install what it needs, lint, test, fuzz for a while
 #   make bench                   what a run costs; prints the table of the README
@@ -11,6 +12,8 @@
 GO     ?= go
 GOARCH ?= $(shell $(GO) env GOARCH)
 BIN    ?= bin/kern-sbx
+# Found beside kern-sbx, by this name.
+SERVER := $(dir $(BIN))kern-sbx-mcp
 CACHE  := .cache
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
@@ -34,9 +37,12 @@ build: kern agent
 	@mkdir -p $(dir $(BIN)) $(CACHE)
 	CGO_ENABLED=0 GOOS=linux GOARCH=$(GOARCH) $(GO) build -trimpath -buildvcs=false -tags embedkern \
 		-ldflags '$(LDFLAGS)' -o $(CACHE)/kern-sbx .
+	CGO_ENABLED=0 GOOS=linux GOARCH=$(GOARCH) $(GO) build -trimpath -buildvcs=false -tags embedkern \
+		-ldflags '-s -w' -o $(CACHE)/kern-sbx-mcp ./pkg/mcp/kern-sbx-mcp
 	@# A copy starts 0.3-0.6 ms faster than the file the linker wrote, and a
 	@# rename replaces a binary that is running.
 	@cp $(CACHE)/kern-sbx $(BIN).tmp && mv -f $(BIN).tmp $(BIN)
+	@cp $(CACHE)/kern-sbx-mcp $(SERVER).tmp && mv -f $(SERVER).tmp $(SERVER)
 
 .PHONY: kern
 kern: $(BUNDLE)/kern $(BUNDLE)/kern.sha256
@@ -92,8 +98,9 @@ lint: $(TOOLS)/gofumpt $(TOOLS)/staticcheck
 	@$(GO) mod tidy -diff
 
 # What the tests want beside Go: a static busybox for images, a user-mode Linux
-# with cgroup v2, tmux for the terminal. Tests that lack one skip and say so.
-PACKAGES := busybox-static user-mode-linux kmod tmux iproute2 uidmap
+# with cgroup v2, tmux for the terminal, debootstrap for a root of real programs (kept
+# in .cache/roots). Tests that lack one skip and say so.
+PACKAGES := busybox-static user-mode-linux kmod tmux iproute2 uidmap debootstrap
 .PHONY: test-deps
 test-deps:
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \

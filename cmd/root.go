@@ -214,6 +214,7 @@ func (a *app) commands() []subcommand {
 		{"config", a.configCommand},
 		{"doctor", a.doctorCommand},
 		{"explain", a.explainCommand},
+		{"mcp", a.mcpCommand},
 		{"schema", a.schemaCommand},
 		{"version", a.versionCommand},
 		{"man", a.manCommand},

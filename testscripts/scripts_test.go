@@ -161,6 +161,7 @@ func build(t *testing.T) *shared {
 			t.Fatal(err)
 		}
 	}
+	const server = "../pkg/mcp/kern-sbx-mcp" // it has to lie beside kern-sbx
 	goBuild := func(out, pkg string, tags ...string) {
 		args := append([]string{"build", "-buildvcs=false", "-trimpath", "-o", filepath.Join(dir, out)}, tags...)
 		c := exec.Command("go", append(args, pkg)...)
@@ -171,8 +172,10 @@ func build(t *testing.T) *shared {
 	}
 	if embed {
 		goBuild("bin/kern-sbx", "..", "-tags", "embedkern")
+		goBuild("bin/kern-sbx-mcp", server, "-tags", "embedkern")
 	} else {
 		goBuild("bin/kern-sbx", "..")
+		goBuild("bin/kern-sbx-mcp", server)
 	}
 	goBuild("bin/kern-sbx-plain", "..")
 	goBuild("probe", "./probe")
