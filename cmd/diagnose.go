@@ -3,7 +3,6 @@ package cmd
 import (
 	"context"
 	_ "embed" // the schema
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -591,7 +590,7 @@ func (l *lab) useFrom(c *cobra.Command, changes []doctor.Change) (line string, c
 	c.Flags().Visit(func(f *pflag.Flag) {
 		switch f.Name {
 		case "config", "preset", "kern":
-			words = append(words, "--"+f.Name, shellQuote(f.Value.String()))
+			words = append(words, "--"+f.Name, term.ShellWord(f.Value.String()))
 			return
 		}
 		if known.Flags().Lookup(f.Name) == nil || f.Name == "rm" {
@@ -608,7 +607,7 @@ func (l *lab) useFrom(c *cobra.Command, changes []doctor.Change) (line string, c
 					if k, _, _ := strings.Cut(x, "="); f.Name == "env" && secret != "" && k == secret {
 						x = k // it belongs into no line that is shown
 					}
-					words = append(words, "--"+f.Name, shellQuote(x))
+					words = append(words, "--"+f.Name, term.ShellWord(x))
 				}
 			}
 			return
@@ -620,9 +619,9 @@ func (l *lab) useFrom(c *cobra.Command, changes []doctor.Change) (line string, c
 		case f.Value.Type() == "bool" && f.Value.String() == "true":
 			words = append(words, "--"+f.Name)
 		case f.Value.Type() == "bool", f.NoOptDefVal != "":
-			words = append(words, "--"+f.Name+"="+shellQuote(f.Value.String()))
+			words = append(words, "--"+f.Name+"="+term.ShellWord(f.Value.String()))
 		default:
-			words = append(words, "--"+f.Name, shellQuote(f.Value.String()))
+			words = append(words, "--"+f.Name, term.ShellWord(f.Value.String()))
 		}
 	})
 	var box, env []string
@@ -632,22 +631,22 @@ func (l *lab) useFrom(c *cobra.Command, changes []doctor.Change) (line string, c
 			box = append(box, ch.Flag+" = true")
 			continue
 		}
-		words = append(words, "--"+ch.Flag, shellQuote(ch.Value))
+		words = append(words, "--"+ch.Flag, term.ShellWord(ch.Value))
 		f := known.Flags().Lookup(ch.Flag)
 		switch {
 		case ch.Flag == "env":
 			k, v, _ := strings.Cut(ch.Value, "=")
-			env = append(env, k+" = "+tomlString(v))
+			env = append(env, k+" = "+term.TOMLString(v))
 		case f != nil && f.Value.Type() == "stringArray":
 			lists[ch.Flag] = append(lists[ch.Flag], ch.Value)
 		default:
-			box = append(box, ch.Flag+" = "+tomlString(ch.Value))
+			box = append(box, ch.Flag+" = "+term.TOMLString(ch.Value))
 		}
 	}
 	for _, ch := range changes {
 		if list := lists[ch.Flag]; ch.Flag != "env" && len(list) > 0 {
 			for i := range list {
-				list[i] = tomlString(list[i])
+				list[i] = term.TOMLString(list[i])
 			}
 			box = append(box, ch.Flag+" = ["+strings.Join(list, ", ")+"]")
 			delete(lists, ch.Flag)
@@ -655,7 +654,7 @@ func (l *lab) useFrom(c *cobra.Command, changes []doctor.Change) (line string, c
 	}
 	words = append(words, "--")
 	for _, w := range l.argv {
-		words = append(words, shellQuote(w))
+		words = append(words, term.ShellWord(w))
 	}
 	if len(box) > 0 {
 		config = append(append(config, "[box]"), box...)
@@ -687,22 +686,6 @@ func replaced(flag, value string, changes []doctor.Change) bool {
 		}
 	}
 	return false
-}
-
-func tomlString(s string) string {
-	b, err := json.Marshal(s)
-	if err != nil {
-		return `""`
-	}
-	return string(b)
-}
-
-// shellQuote writes one word so that a POSIX shell reads it back.
-func shellQuote(s string) string {
-	if s != "" && strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-") == "" {
-		return s
-	}
-	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
 
 // writeDiagnosis prints the answer for a person.

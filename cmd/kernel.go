@@ -226,7 +226,6 @@ func (o *kernelStart) hold(c *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	opts.Log = h.Log()
 	meta := pool.KernelMeta{
 		Name: o.name, Lang: o.lang, PID: os.Getpid(), Started: time.Now().UTC(), Args: a.args, Dir: cwd,
 		TimeoutMS: opts.Timeout.Milliseconds(), IdleMS: opts.Idle.Milliseconds(), AgeMS: opts.Age.Milliseconds(),

@@ -5,6 +5,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/kern-sbx/kern-sbx/pkg/mcp"
 )
 
 // exitTable is what the program exits with: the help topic, the manual and the
@@ -24,7 +26,7 @@ var exitTable = []struct{ Code, When string }{
 // topics are the texts of `kern-sbx help TOPIC`. They are made when they are
 // asked for: every shell line pays for what the command tree holds.
 func (a *app) topics() map[string]func() string {
-	return map[string]func() string{"exit-codes": exitHelp, "environment": a.environmentHelp}
+	return map[string]func() string{"exit-codes": exitHelp, "environment": a.environmentHelp, "agents": func() string { return strings.TrimSpace(mcp.Page) }}
 }
 
 // helpTopics are commands with nothing to run, which cobra takes for topics.
@@ -32,6 +34,7 @@ func (a *app) helpTopics() []*cobra.Command {
 	return []*cobra.Command{
 		{Use: "exit-codes", Short: "what the program exits with"},
 		{Use: "environment", Short: "variables that are read"},
+		{Use: "agents", Short: "boxes as tools for agents, and what they protect from"},
 	}
 }
 

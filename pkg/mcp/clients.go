@@ -1,12 +1,18 @@
 package mcp
 
 import (
+	_ "embed" // the page
 	"encoding/json"
-	"strconv"
 	"strings"
 
+	"github.com/kern-sbx/kern-sbx/pkg/term"
 	"github.com/kern-sbx/kern-sbx/pkg/validate"
 )
+
+// Page is what there is to know about the server: `kern-sbx help agents`.
+//
+//go:embed agents.md
+var Page string
 
 // client is a program that speaks MCP and how it is told of a server.
 type client struct {
@@ -32,9 +38,9 @@ var clients = []client{
 	{"codex", "~/.codex/config.toml", func(program string, args []string) string {
 		var list []string
 		for _, a := range args {
-			list = append(list, quoteTOML(a))
+			list = append(list, term.TOMLString(a))
 		}
-		return "[mcp_servers." + serverName + "]\ncommand = " + quoteTOML(program) + "\nargs = [" + strings.Join(list, ", ") + "]"
+		return "[mcp_servers." + serverName + "]\ncommand = " + term.TOMLString(program) + "\nargs = [" + strings.Join(list, ", ") + "]"
 	}},
 }
 
@@ -82,24 +88,10 @@ func under(key string, typed bool) func(string, []string) string {
 	}
 }
 
-// quoteTOML writes a basic string of TOML, whose escapes are those of Go for all
-// that is not printable, \x excepted.
-func quoteTOML(s string) string {
-	return strings.ReplaceAll(strconv.Quote(s), `\x`, `\u00`)
-}
-
 func shellLine(program string, args []string) string {
-	words := []string{quoteShell(program)}
+	words := []string{term.ShellWord(program)}
 	for _, a := range args {
-		words = append(words, quoteShell(a))
+		words = append(words, term.ShellWord(a))
 	}
 	return strings.Join(words, " ")
-}
-
-func quoteShell(s string) string {
-	const safe = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789@%+=:,./_-"
-	if s != "" && strings.Trim(s, safe) == "" {
-		return s
-	}
-	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }

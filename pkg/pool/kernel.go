@@ -112,8 +112,6 @@ type KernelOptions struct {
 	Idle, Age time.Duration
 	// Timeout is for a cell that brings none.
 	Timeout time.Duration
-	// Log, when not nil, is told what happens.
-	Log *Log
 }
 
 // Kernel is one interpreter, and those who wait for it.

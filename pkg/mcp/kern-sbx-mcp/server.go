@@ -30,6 +30,8 @@ type server struct {
 	session *session
 	outputs outputs
 	client  atomic.Pointer[sdk.ServerSession]
+	// saidUncapped: the client knows that this host cannot cap a box.
+	saidUncapped atomic.Bool
 }
 
 func newServer(life context.Context, h *mcp.Handover, log *slog.Logger) *server {

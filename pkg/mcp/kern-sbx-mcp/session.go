@@ -290,8 +290,8 @@ func (p *place) close(why error, patience time.Duration) {
 	p.end(why)
 	p.calls.Wait()
 	p.running.Wait()
-	if p.ready != nil {
-		p.ready.Close()
+	if r := p.readyBoxes(); r != nil {
+		r.Close()
 	}
 	if p.room != nil {
 		if err := p.room.Close(patience); err != nil {
@@ -350,22 +350,28 @@ type outcome struct {
 	lang    string
 }
 
+// also is a context that ends with another one as well, for the reason of the one
+// that was first.
+func also(ctx, other context.Context) (context.Context, func()) {
+	both, end := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(other, func() { end(context.Cause(other)) })
+	return both, func() {
+		stop()
+		end(nil)
+	}
+}
+
 // do runs one, when it is its turn.
 func (s *session) do(ctx context.Context, j *job) (*outcome, error) {
-	select {
-	case s.slots <- struct{}{}:
-		defer func() { <-s.slots }()
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	}
+	ctx, end := also(ctx, s.life)
+	defer end()
 	p, err := s.enter(ctx, j.progress)
 	if err != nil {
 		return nil, err
 	}
 	defer p.leave()
-	ctx, end := context.WithCancelCause(ctx)
-	defer end(nil)
-	defer context.AfterFunc(p.life, func() { end(context.Cause(p.life)) })()
+	ctx, end = also(ctx, p.life)
+	defer end()
 	spec := p.box()
 	spec.Timeout, spec.Capture, spec.Track, spec.Progress = j.timeout, true, s.h.Track, j.progress
 	if j.memory > 0 {
@@ -395,6 +401,12 @@ func (s *session) do(ctx context.Context, j *job) (*outcome, error) {
 
 // run starts a box for a job, or takes one that waits.
 func (s *session) run(ctx context.Context, p *place, spec *runner.Spec, j *job, out *outcome) error {
+	select {
+	case s.slots <- struct{}{}:
+		defer func() { <-s.slots }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 	spec.Argv = j.argv
 	if j.lang != "" {
 		program, err := interp.Build(j.lang, "", []byte(j.code), nil)

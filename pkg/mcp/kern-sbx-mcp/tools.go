@@ -314,7 +314,7 @@ func (s *server) answer(ctx context.Context, j *job, notes []string) (*sdk.CallT
 		o.Hints = append(o.Hints, h)
 	}
 	o.Limits = s.limitsOf(out)
-	if !o.Limits.InForce {
+	if !o.Limits.InForce && !s.saidUncapped.Swap(true) {
 		o.Notes = append(o.Notes, "memory and processes are not capped on this host")
 	}
 	for i, f := range res.Files {
@@ -419,14 +419,15 @@ func (s *server) limitsOf(out *outcome) limitsOut {
 
 // tree opens the workspace for one call.
 func (s *server) tree(ctx context.Context, req *sdk.CallToolRequest, f func(ctx context.Context, p *place, t *workspace.Tree) error) error {
+	ctx, end := also(ctx, s.session.life)
+	defer end()
 	p, err := s.session.enter(ctx, s.progress(ctx, req))
 	if err != nil {
 		return err
 	}
 	defer p.leave()
-	ctx, end := context.WithCancelCause(ctx)
-	defer end(nil)
-	defer context.AfterFunc(p.life, func() { end(context.Cause(p.life)) })()
+	ctx, end = also(ctx, p.life)
+	defer end()
 	t, err := workspace.OpenTree(p.box().Workspace)
 	if err != nil {
 		return err
@@ -607,6 +608,8 @@ func (s *server) restore(ctx context.Context, req *sdk.CallToolRequest, in *name
 	if err != nil {
 		return nil, err
 	}
+	ctx, end := also(ctx, s.session.life)
+	defer end()
 	got, err := s.session.restore(ctx, path, s.progress(ctx, req))
 	if err != nil {
 		return nil, err
