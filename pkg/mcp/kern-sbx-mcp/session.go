@@ -490,15 +490,15 @@ func (p *place) cell(ctx context.Context, spec *runner.Spec, j *job, out *outcom
 					out.ended = string(g.Fault)
 				}
 			}
-			p.buried(k, "")
+			p.buried(k, out.ended)
 		}
 		return nil
 	}
 	return errors.New("the interpreter ended again and again before the cell could run")
 }
 
-// buried forgets an interpreter that has ended. why is for the next answer; ""
-// when the one before has said it.
+// buried forgets an interpreter that has ended. why is for the next answer: a
+// model may not have read that of the call which ended it.
 func (p *place) buried(k *pool.Kernel, why string) {
 	p.starting <- struct{}{}
 	if p.kernel == k {
