@@ -634,6 +634,14 @@ func reason(err error) string {
 	return err.Error()
 }
 
+// runSize is a /run that is memory because there is no other.
+const runSize = validate.Size(1 << 20)
+
+func ownedByUs(path string) bool {
+	var st unix.Stat_t
+	return unix.Lstat(path, &st) == nil && int(st.Uid) == os.Geteuid()
+}
+
 // root decides between the three kinds of root.
 func (b *boxFlags) root(a *app, s *runner.Spec, budget *runner.Budget, dirs runner.Dirs) error {
 	switch {
@@ -652,6 +660,11 @@ func (b *boxFlags) root(a *app, s *runner.Spec, budget *runner.Budget, dirs runn
 			}
 			if err != nil {
 				return &validate.Error{Field: "--rootfs", Value: b.rootfs, Reason: reason(err), Fix: "name the directory of a root file system"}
+			}
+			if os.Geteuid() != 0 && !ownedByUs(filepath.Join(dir, "run")) && !slices.ContainsFunc(s.Tmpfs, func(t validate.Tmpfs) bool { return t.Target == "/run" }) {
+				// kern cannot make the places of our mounts in a directory whose owner
+				// the box does not know.
+				s.Tmpfs = append(slices.Clip(s.Tmpfs), validate.Tmpfs{Target: "/run", Size: runSize})
 			}
 			return nil
 		})

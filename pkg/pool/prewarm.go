@@ -573,6 +573,9 @@ func (l *Claimer) Claim(ctx context.Context, key string, c *runner.Call) (*runne
 	}
 	// From here on something may have run: no other box is tried.
 	conn.File().SetReadDeadline(time.Time{})
+	if c.Timeout > 0 {
+		conn.File().SetReadDeadline(time.Now().Add(c.Timeout + lateWord))
+	}
 	c.Sent()
 	return wait(ctx, conn, c.Signals, c.Kill)
 }
@@ -580,6 +583,11 @@ func (l *Claimer) Claim(ctx context.Context, key string, c *runner.Call) (*runne
 // lastWord is how long a holder may take for its answer once the end was asked
 // for.
 const lastWord = 3 * time.Second
+
+// lateWord is how long after the deadline of a call a holder may still take: it
+// ends the box, and reads what there is of results. One that is stopped never
+// answers.
+const lateWord = 5 * time.Second
 
 // wait waits for the answer to a call, and passes on what the caller wants.
 func wait(ctx context.Context, conn *agent.Conn, signals <-chan os.Signal, kill <-chan struct{}) (*runner.Result, error) {
