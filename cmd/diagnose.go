@@ -1,6 +1,7 @@
 package cmd
 
 import (
+	"cmp"
 	"context"
 	_ "embed" // the schema
 	"errors"
@@ -333,26 +334,19 @@ func (b *boxFlags) change(c doctor.Change) error {
 		add(&b.capAdd)
 	case "cap-drop":
 		b.capDrop = []string{c.Value}
-	case "memory":
-		b.memory = c.Value
-	case "pids-limit":
-		b.pids = c.Value
-	case "timeout":
-		b.timeout = c.Value
-	case "workspace-max":
-		b.workspaceMax = c.Value
-	case "network":
-		b.network = c.Value
-	case "user":
-		b.user = c.Value
-	case "hostname":
-		b.hostname = c.Value
 	case "ulimit":
 		add(&b.ulimits)
 	case "init":
 		b.init = true
 	default:
-		return fmt.Errorf("no trial is made with --%s", c.Flag)
+		single, ok := map[string]*string{
+			"memory": &b.memory, "pids-limit": &b.pids, "timeout": &b.timeout, "workspace-max": &b.workspaceMax,
+			"network": &b.network, "user": &b.user, "hostname": &b.hostname,
+		}[c.Flag]
+		if !ok {
+			return fmt.Errorf("no trial is made with --%s", c.Flag)
+		}
+		*single = c.Value
 	}
 	return nil
 }
@@ -376,20 +370,12 @@ func (l *lab) box(ctx context.Context) (doctor.Box, error) {
 		}
 		l.flags.pull = "missing"
 	}
-	home := "/root"
-	for _, kv := range s.Env {
-		if kv.Key == "HOME" {
-			home = kv.Value
-		}
-	}
+	f := boxFacts(s)
 	box := doctor.Box{
-		Argv: l.argv, Home: home, HostHome: l.env("HOME"), HostPath: l.env("PATH"), HostImage: s.Host != nil,
+		Argv: l.argv, Home: cmp.Or(f.Home, "/root"), HostHome: l.env("HOME"), HostPath: l.env("PATH"), HostImage: s.Host != nil,
 		Memory: s.Memory, PIDs: s.PIDs, Timeout: s.Timeout, Egress: len(s.Egress) > 0, HostNetwork: s.HostNetwork,
+		HostMemory: validate.Size(f.HostMemory), Tmp: validate.Size(f.Tmp), NoTmp: slices.Contains(b.tmpfs, "none"), Env: f.EnvGiven, ReadOnly: f.ReadOnlyMounts,
 		Kept: l.source != nil, Workdir: s.Workdir, User: b.user,
-	}
-	var info unix.Sysinfo_t
-	if unix.Sysinfo(&info) == nil {
-		box.HostMemory = validate.Size(uint64(info.Totalram) * uint64(info.Unit))
 	}
 	dir := ""
 	switch {

@@ -11,13 +11,14 @@ import (
 )
 
 func (a *app) explainCommand() *cobra.Command {
-	return &cobra.Command{
+	list := false
+	cmd := &cobra.Command{
 		Use:     "explain [TOPIC]",
 		Short:   "explain a fault or a hint, offline",
 		GroupID: groupHost,
 		Long: `Explain what a fault means, or a hint, and what helps. Without a topic, list
 them.`,
-		Example: `  kern-sbx explain
+		Example: `  kern-sbx explain --list
   kern-sbx explain escape_blocked`,
 		Args: cobra.MaximumNArgs(1),
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]cobra.Completion, cobra.ShellCompDirective) {
@@ -29,6 +30,9 @@ them.`,
 		},
 		RunE: func(_ *cobra.Command, args []string) error {
 			topics := hints.Topics()
+			if list && len(args) > 0 {
+				return &validate.Error{Field: "--list", Value: args[0], Reason: "it lists all topics", Fix: "leave out one of --list and the topic"}
+			}
 			if len(args) == 0 {
 				wide := 0
 				for _, t := range topics {
@@ -54,4 +58,6 @@ them.`,
 			return e
 		},
 	}
+	cmd.Flags().BoolVar(&list, "list", false, "list the topics")
+	return cmd
 }

@@ -1,7 +1,7 @@
 package cmd
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,7 +15,6 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"github.com/kern-sbx/kern-sbx/pkg/doctor"
 	"github.com/kern-sbx/kern-sbx/pkg/hints"
 	"github.com/kern-sbx/kern-sbx/pkg/hostroot"
 	"github.com/kern-sbx/kern-sbx/pkg/interp"
@@ -266,6 +265,10 @@ func hintText(h hints.Hint) string {
 	if h.Flag == "" {
 		return h.Why
 	}
+	if h.Relaxes {
+		// What the box printed led to it, and the box may want just that.
+		return h.Why + "; use " + h.Flag + ", if the code may have that"
+	}
 	return h.Why + "; use " + h.Flag
 }
 
@@ -404,12 +407,11 @@ func (a *app) findKern(ctx context.Context, dirs runner.Dirs) (*kernbin.Kern, er
 
 // hint asks the one table.
 func (o *runOpts) hint(s *runner.Spec, p *interp.Program, res *runner.Result, refusal error, show *show) (hints.Hint, bool) {
-	f := &hints.Facts{
-		Argv: s.Argv, Image: s.Image, ImageGiven: o.box.given["image"] == fromFlag || o.box.given["rootfs"] == fromFlag,
-		TimeoutIsDefault: o.box.given["timeout"] == "", Timeout: s.Timeout,
-		IsImage:    func(w string) bool { return runner.IsCachedImage(os.Getenv, w) },
-		IsHostFile: isHostFile,
-	}
+	f := boxFacts(s)
+	f.ImageGiven = o.box.given["image"] == fromFlag || o.box.given["rootfs"] == fromFlag
+	f.TimeoutIsDefault = o.box.given["timeout"] == ""
+	f.IsImage = func(w string) bool { return runner.IsCachedImage(os.Getenv, w) }
+	f.IsHostFile = isHostFile
 	var pull *runner.PullError
 	f.PullFailed = errors.As(refusal, &pull)
 	if res.Fault != nil {
@@ -428,57 +430,53 @@ func (o *runOpts) hint(s *runner.Spec, p *interp.Program, res *runner.Result, re
 		f.StdinWaiting = stdinWaiting(o.in)
 	}
 	f.ColdImage = res.ColdImage
-	f.Stderr = res.StderrHead()
-	f.Egress = len(s.Egress) > 0
+	f.Stderr, f.StderrTail = res.StderrHead(), res.StderrTail()
 	f.NoTmp = slices.Contains(o.box.tmpfs, "none")
+	f.NoStdin = s.Stdin == nil && o.file != "-"
+	if f.Fault == string(runner.ExecFailed) || f.Fault == string(runner.StartupFailed) {
+		f.Message = res.Fault.Message + "\n" + string(res.RuntimeNotes.Head(2<<10))
+	}
+	in := func(c runner.Cap) bool { return c.EnforcedBy != nil && *c.EnforcedBy != "none" }
+	f.MemoryCapped, f.PIDsCapped = in(res.Limits.Memory), in(res.Limits.PIDs)
+	f.ProgramHead = func(w string) []byte {
+		head, link, _ := newHostView(s.Workspace, cmp.Or(s.Workdir, runner.WorkspaceDir), "").Head(w)
+		if link != "" {
+			return nil
+		}
+		return head
+	}
 	f.CIOrders = show.gaveOrders()
 	f.SecretFlag = o.box.secretOnTheCommandLine()
-	if h, ok := hints.Find(f); ok || refusal != nil {
-		return h, ok
-	}
-	return suggest(s, res)
+	return hints.Find(f)
 }
 
-// suggest asks the rules of doctor about what a command printed that failed by
-// itself.
-func suggest(s *runner.Spec, res *runner.Result) (hints.Hint, bool) {
-	if res.ExitCode == nil || *res.ExitCode == 0 {
-		return hints.Hint{}, false
+// boxFacts says what kind of box it is.
+func boxFacts(s *runner.Spec) *hints.Facts {
+	f := &hints.Facts{
+		Argv: s.Argv, Image: s.Image, Timeout: s.Timeout, Egress: len(s.Egress) > 0, HostNetwork: s.HostNetwork, TTY: s.TTY != nil, User: s.User,
+		Memory: int64(s.Memory), PIDs: s.PIDs, Caps: len(s.CapAdd) > 0 || len(s.CapDrop) == 0, Kept: s.Workspace != "", ReadOnlyDeps: !s.DepsWritable,
+		EnvGiven: func(k string) bool { return validate.HasKey(s.Env, k) },
 	}
-	box := &doctor.Box{
-		Argv: s.Argv, Home: "/root", HostImage: s.Host != nil, Memory: s.Memory, PIDs: s.PIDs, Timeout: s.Timeout,
-		Egress: len(s.Egress) > 0, HostNetwork: s.HostNetwork, Kept: s.Workspace != "", Workdir: s.Workdir, User: s.User,
+	for _, t := range s.Tmpfs {
+		if t.Target == "/tmp" {
+			f.Tmp = int64(t.Size)
+		}
+	}
+	for _, m := range s.Mounts {
+		if m.ReadOnly {
+			f.ReadOnlyMounts = append(f.ReadOnlyMounts, m.Target)
+		}
 	}
 	for _, kv := range s.Env {
 		if kv.Key == "HOME" {
-			box.Home = kv.Value
+			f.Home = kv.Value
 		}
 	}
-	text := slices.Clone(res.StderrHead())
-	if tail := res.StderrTail(); !bytes.HasSuffix(text, tail) {
-		text = append(append(text, '\n'), tail...)
+	var info unix.Sysinfo_t
+	if unix.Sysinfo(&info) == nil {
+		f.HostMemory = int64(uint64(info.Totalram) * uint64(info.Unit))
 	}
-	r, ok := doctor.Suggest(box, &doctor.Outcome{Exit: *res.ExitCode, Stderr: text})
-	if !ok {
-		return hints.Hint{}, false
-	}
-	var flags []string
-	for _, c := range r.Changes {
-		flags = append(flags, shellFlag(c))
-	}
-	why := r.Why
-	if r.Relaxes {
-		why += "; if you trust the code"
-	}
-	return hints.Hint{ID: r.Hint, Why: why, Flag: strings.Join(flags, " ")}, true
-}
-
-// shellFlag is a change as it is typed.
-func shellFlag(c doctor.Change) string {
-	if c.Value == "true" {
-		return "--" + c.Flag
-	}
-	return "--" + c.Flag + " " + shellQuote(c.Value)
+	return f
 }
 
 func isHostFile(w string) bool {
@@ -529,7 +527,7 @@ func (o *runOpts) report(s *runner.Spec, dirs runner.Dirs, res *runner.Result, h
 	for _, n := range res.Notes {
 		a.say("note", n) // what was done to the host's files is said with -q too
 	}
-	if o.box.given["track-files"] != "" {
+	if o.box.given["track-files"] != "" && o.box.trackFiles {
 		o.reportFiles(res)
 	}
 	exit := "still running then"

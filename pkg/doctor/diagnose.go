@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/kern-sbx/kern-sbx/pkg/hints"
 )
 
 // DiagnosisSchema is the name of the document that a Diagnosis is written as.
@@ -43,19 +45,10 @@ const (
 	slowTry      = 3 * time.Second // from here on trials share the machine
 )
 
-// Change is one flag of `kern-sbx run` with its value, without the dashes; the
-// value of a switch is "true".
-type Change struct {
-	Flag  string `json:"flag"`
-	Value string `json:"value"`
-}
+// Change is one flag of `kern-sbx run` with its value, as the table of hints has it.
+type Change hints.Change
 
-func (c Change) String() string {
-	if c.Value == "true" {
-		return "--" + c.Flag
-	}
-	return "--" + c.Flag + " " + c.Value
-}
+func (c Change) String() string { return hints.Change(c).String() }
 
 // Remedy is a set of changes that may help together.
 type Remedy struct {
@@ -95,9 +88,6 @@ type Question struct {
 	// workspace, for at most limit. The error is for what keeps every trial from
 	// being made; a box that could not be started is an Outcome (startup_failed).
 	Try func(ctx context.Context, changes []Change, limit time.Duration) (*Outcome, error)
-	// Hints gives what the table of hints knows against an outcome, best first; nil:
-	// nothing. It goes before what fits the kind of the failure.
-	Hints func(*Outcome) []Remedy
 	// AllowRelax lets remedies be tried that relax the box.
 	AllowRelax bool
 	// ExpectExit is the exit code that counts as success.
@@ -469,21 +459,8 @@ func answer(o *Outcome) string {
 // remedies gives what may help against the outcome of n, best first, without
 // what cannot be tried.
 func (s *search) remedies(n *node) []Remedy {
-	have := n.changes()
-	var all, list []Remedy
-	if s.Hints != nil {
-		for _, r := range s.Hints(n.out) {
-			r.Relaxes = r.Relaxes || relaxes(r.Changes)
-			all = append(all, r)
-		}
-	}
-	taken := map[string]bool{}
-	for _, r := range append(all, propose(&s.Box, n.out, have)...) {
-		k := keyOf(r.Changes)
-		if taken[k] || len(r.Changes) == 0 {
-			continue
-		}
-		taken[k] = true
+	var list []Remedy
+	for _, r := range propose(&s.Box, n.out, n.changes()) {
 		if s.noise != "" && r.Relaxes {
 			continue // a complaint is no reason to
 		}
@@ -723,15 +700,10 @@ func (s *search) worksWith(set []Change, limit time.Duration) (bool, error) {
 	return s.good(out), nil
 }
 
-// relaxes says whether a set makes the box less of a wall.
+// relaxes says whether a set makes the box less of a wall. A tool that the user asked
+// for is what they want to run.
 func relaxes(set []Change) bool {
-	return slices.ContainsFunc(set, func(c Change) bool {
-		switch c.Flag {
-		case "network", "egress-allow", "cap-add", "cap-drop", "user", "volume", "security-profile", "apparmor", "writable", "limits":
-			return true
-		}
-		return false
-	})
+	return slices.ContainsFunc(set, func(c Change) bool { return hints.Relaxing(c.Flag) && c.Flag != "host-tool" })
 }
 
 // everything is the last question: with all at once that the flags can change,
@@ -788,8 +760,7 @@ func (s *search) everything(last *node) error {
 
 // offline says whether the network was what it lacked, and was of no help.
 func (s *search) offline() bool {
-	l := newLook(&s.Box, s.base, nil)
-	if !l.says(append(slices.Clip(noName), "unreachable")...) {
+	if !hinted(&s.Box, s.base, "own-name", "no-network", "pip-offline", "unreachable", "egress-not-http") {
 		return false
 	}
 	return s.Box.HostNetwork || slices.ContainsFunc(s.d.Tried, func(t Trial) bool {
@@ -797,10 +768,15 @@ func (s *search) offline() bool {
 	})
 }
 
+// hinted says whether the table of hints knows an outcome by one of those names.
+func hinted(b *Box, o *Outcome, ids ...string) bool {
+	return slices.ContainsFunc(hints.Match(b.facts(o, nil)), func(h hints.Hint) bool { return slices.Contains(ids, h.ID) })
+}
+
 // untold says whether trials leave it open whose failure it is: something fits it
 // and was not, or could not be, tried, or changed what it fails with.
 func (s *search) untold() bool {
-	if len(s.d.NotTried) > 0 || newLook(&s.Box, s.base, nil).says("(from versions: none)") {
+	if len(s.d.NotTried) > 0 || hinted(&s.Box, s.base, "pip-offline") {
 		return true
 	}
 	return slices.ContainsFunc(s.d.Tried[:len(s.d.Tried)-1], func(t Trial) bool { return t.Verdict == "refused" || t.Verdict == "other" })

@@ -3,43 +3,18 @@ package doctor
 import (
 	"slices"
 	"strings"
+
+	"github.com/kern-sbx/kern-sbx/pkg/hints"
 )
 
 // Bounds of what is read of hostile output.
 const (
-	mostLines   = 400
-	mostLine    = 2000
 	mostPaths   = 12
 	mostPathLen = 512
 )
 
-// linesOf gives the lines of what an outcome printed, stderr first, without
-// control characters and blank lines.
-func linesOf(o *Outcome) []string {
-	var all []string
-	for _, b := range [][]byte{o.Stderr, o.Stdout} {
-		n := 0
-		for line := range strings.Lines(string(b)) {
-			if n++; n > mostLines {
-				break
-			}
-			line = strings.TrimSpace(strings.Map(func(r rune) rune {
-				if r == '\t' {
-					return ' '
-				}
-				if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 {
-					return -1
-				}
-				return r
-			}, line))
-			if line == "" {
-				continue
-			}
-			all = append(all, line[:min(len(line), mostLine)])
-		}
-	}
-	return all
-}
+// linesOf gives the lines of what an outcome printed, stderr first.
+func linesOf(o *Outcome) []string { return append(hints.Lines(o.Stderr), hints.Lines(o.Stdout)...) }
 
 // normal takes out of a line what differs from run to run: numbers, addresses,
 // names that were drawn at random.

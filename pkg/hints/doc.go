@@ -1,5 +1,5 @@
-// Package hints holds what a run itself knows of its failure (the verdict, the
-// command line, what was asked for) as one table of hints with the flag that
-// helps, and the texts of explain. What programs print when a box is in their way
-// is the table of package doctor, which also tries it; run asks both.
+// Package hints holds the one table of what failures are known by (the verdict, the
+// command line, what programs print), with whose failure it is and what helps: run
+// prints what is sure enough untried (Find), doctor tries the rest (Match); and the
+// texts of explain.
 package hints

@@ -1,6 +1,8 @@
 package hints
 
 import (
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -8,9 +10,12 @@ import (
 )
 
 // Facts is what a hint may look at. Texts in it come from the user or from the
-// box; a hint that quotes one makes it safe to print first.
+// box; a hint that quotes one makes it safe to print first, and what a box wrote
+// never chooses what of this machine it is given.
 type Facts struct {
-	Fault    string // fault type, "" for none
+	Fault string // fault type, "" for none
+	// Message is what the sandbox itself says of the fault. It is not the box's.
+	Message  string
 	ExitCode int
 	Argv     []string
 	// ImageGiven is true when the user chose a root; Image is its name.
@@ -18,8 +23,12 @@ type Facts struct {
 	Image      string
 	// IsImage says whether a word is the name of an image on this machine.
 	IsImage func(string) bool
-	// IsHostFile says whether a word is the path of a regular file here.
+	// IsHostFile says whether a word is the path of a regular file here. It may be
+	// asked about words of Argv alone.
 	IsHostFile func(string) bool
+	// ProgramHead gives the beginning of the file in the workspace that a word of
+	// Argv names, nil when there is none or it is a link.
+	ProgramHead func(string) []byte
 	// ColdImage is true when the start took too long with an image that was
 	// unpacked only just now.
 	ColdImage bool
@@ -33,15 +42,48 @@ type Facts struct {
 	// StdinWaiting is true when bytes wait on a standard input that the box
 	// was not given.
 	StdinWaiting bool
+	// NoStdin is true when the box was given no standard input, TTY when it had a
+	// terminal.
+	NoStdin, TTY bool
 	// TimeoutIsDefault is true when the user set no --timeout.
 	TimeoutIsDefault bool
 	Timeout          time.Duration
-	// Stderr is the beginning of what the code wrote there.
-	Stderr []byte
-	// Egress is true when the box had kern's proxy and nothing else.
-	Egress bool
+	// Stderr is the beginning of what the code wrote there, and StderrTail the end
+	// of it. They may overlap, and either may be missing: then less is found.
+	Stderr, StderrTail []byte
+	// Stdout is what it wrote there. Match alone looks at it: most programs write
+	// data there, which tells of other things than of themselves.
+	Stdout []byte
+	// Egress is true when the box had kern's proxy and nothing else; HostNetwork
+	// when it had this machine's network.
+	Egress, HostNetwork bool
 	// NoTmp is true when the user took the default /tmp away.
 	NoTmp bool
+	// Tmp is the size of /tmp in bytes, 0 when it is none of a known size.
+	Tmp int64
+	// Memory and PIDs are the caps, 0 for none; MemoryCapped and PIDsCapped say
+	// whether they are in force here. HostMemory is this machine's, 0 when it is not
+	// known. Both are in bytes.
+	Memory, HostMemory       int64
+	PIDs                     int
+	MemoryCapped, PIDsCapped bool
+	// Home is HOME in the box when it was set, "" for the default, /root.
+	Home string
+	// EnvGiven says whether a variable was given to the box.
+	EnvGiven func(string) bool
+	// Kept is true when the workspace is the user's own (-W).
+	Kept bool
+	// User is --user, "" for root of the box.
+	User string
+	// Caps is true when the box kept or was given capabilities.
+	Caps bool
+	// ReadOnlyMounts are the paths in the box that the user mounted read-only.
+	ReadOnlyMounts []string
+	// EmptyDirs lists the names of empty directories in the workspace; nil when
+	// nobody looked.
+	EmptyDirs func() []string
+	// ReadOnlyDeps is true when what --setup installed is mounted read-only.
+	ReadOnlyDeps bool
 	// CIOrders is true when the box printed what the CI runner would obey.
 	CIOrders bool
 	// SecretFlag is a variable that looks like a secret and whose value was
@@ -49,111 +91,191 @@ type Facts struct {
 	SecretFlag string
 }
 
+// Change is one flag of `kern-sbx run` with the value to give it, without the
+// dashes; the value of a switch is "true".
+type Change struct {
+	Flag  string `json:"flag"`
+	Value string `json:"value"`
+}
+
+// String is the flag as it is typed in a shell.
+func (c Change) String() string {
+	switch c.Value {
+	case "true":
+		return "--" + c.Flag
+	case "false":
+		return "--" + c.Flag + "=false"
+	}
+	return "--" + c.Flag + " " + quote(c.Value)
+}
+
+// Remedy is a set of changes that may help together.
+type Remedy struct {
+	Changes []Change
+	// Relaxes says that the box becomes less of a wall by it (Relaxing).
+	Relaxes bool
+}
+
+// String is the remedy as it is typed in a shell.
+func (r Remedy) String() string {
+	var s []string
+	for _, c := range r.Changes {
+		s = append(s, c.String())
+	}
+	return strings.Join(s, " ")
+}
+
 // Hint is one entry of the table.
 type Hint struct {
 	// ID names it in JSON and for `kern-sbx explain`.
 	ID string
-	// Why is one sentence about what happened.
-	Why string
+	// Why is one sentence about what happened, and Advice what to do when no flag
+	// of the box is the answer, "" for nothing. Find puts both into Why.
+	Why, Advice string
 	// Flag is what to add or change, as typed; "" when no flag helps.
 	Flag string
+	// Remedies are what may be tried, from the smallest change; none when no flag
+	// helps or what to give cannot be known.
+	Remedies []Remedy
+	// Relaxes says that Flag gives the code a right that it has not now, and not
+	// only something to read.
+	Relaxes bool
+	// NotSandbox says that the failure is the command's own, and would be the same
+	// outside of a box.
+	NotSandbox bool
+	// Unfixable says that the sandbox forbids it by design, and no flag changes that.
+	Unfixable bool
+	// Sure says that trials would find nothing else; Weak that the words are so
+	// common that all else has to be ruled out first. Both are about NotSandbox and
+	// Unfixable.
+	Sure, Weak bool
+	// Line is the line of output that it goes by, without control characters, or "".
+	// It is the box's own.
+	Line string
 }
 
-// rule is one row: match gives the hint that applies, or false.
+// rule is one row of the table.
 type rule struct {
-	id    string
-	match func(*Facts) (why, flag string, ok bool)
+	id string
+	// diag rows are for a diagnosis, which tries what they say: they are too
+	// unsure, too plain or too long-winded to be printed after a run.
+	diag bool
+	// text rows go by what the code printed, and noise rows among them by what it
+	// may print and go on.
+	text, noise bool
+	match       func(*view) (Hint, bool)
 }
 
-// imageNames are the images that people name most. A first word that is one of
-// them was meant as docker means it.
-var imageNames = map[string]bool{
-	"alpine": true, "ubuntu": true, "debian": true, "busybox": true, "fedora": true, "archlinux": true,
-	"node": false, "python": false, // commands as well
-}
+// none is the answer of a row that does not apply.
+func none() (Hint, bool) { return Hint{}, false }
 
-func table() []rule {
-	return []rule{
-		{"image-as-command", func(f *Facts) (string, string, bool) {
-			if f.Fault != "exec_failed" && f.Fault != "startup_failed" || f.ImageGiven || f.Lang != "" || len(f.Argv) == 0 {
-				return "", "", false
-			}
-			word := f.Argv[0]
-			name, _, tagged := strings.Cut(word, ":")
-			if !imageNames[name] && !(tagged && strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789./_-") == "") &&
-				(f.IsImage == nil || !f.IsImage(word)) {
-				return "", "", false
-			}
-			return quote(word) + " looks like an image", "--image " + quote(word) + " --" + join(f.Argv[1:]), true
-		}},
-		{"host-file", func(f *Facts) (string, string, bool) {
-			if f.Fault != "exec_failed" || f.Lang != "" || len(f.Argv) == 0 || f.IsHostFile == nil || !f.IsHostFile(f.Argv[0]) {
-				return "", "", false
-			}
-			if strings.HasSuffix(f.Argv[0], ".py") || strings.HasSuffix(f.Argv[0], ".js") || strings.HasSuffix(f.Argv[0], ".sh") {
-				return quote(f.Argv[0]) + " is a file on this machine, which the box does not see", "-f " + quote(f.Argv[0]), true
-			}
-			return quote(f.Argv[0]) + " is a file on this machine, which the box does not see", "-W .", true
-		}},
-		{"host-tool", func(f *Facts) (string, string, bool) {
-			if f.Fault != "exec_failed" || f.HostTool == "" || len(f.Argv) == 0 {
-				return "", "", false
-			}
-			return quote(f.Argv[0]) + " is on this machine at " + quote(f.HostTool) + ", outside what the host image brings", "--host-tool " + quote(f.Argv[0]), true
-		}},
-		{"no-interpreter", func(f *Facts) (string, string, bool) {
-			if f.Fault != "exec_failed" || f.Lang == "" {
-				return "", "", false
-			}
-			return "the image has no interpreter for " + f.Lang, "--image REF with one in it, or another --lang", true
-		}},
-		{"no-image", func(f *Facts) (string, string, bool) {
-			return "no registry answered, and the image is not on this machine; this machine's own programs need neither", "--image host", f.Fault == "startup_failed" && f.PullFailed
-		}},
-		{"cold-image", func(f *Facts) (string, string, bool) {
-			return "the image was unpacked only just now, and its first read can be slow; a second run may do", "--start-timeout 2m", f.Fault == "startup_failed" && f.ColdImage
-		}},
-		{"default-timeout", func(f *Facts) (string, string, bool) {
-			if f.Fault != "timeout" || !f.TimeoutIsDefault {
-				return "", "", false
-			}
-			return "a run may take " + f.Timeout.String() + " unless told otherwise", "--timeout 10m", true
-		}},
-		{"home-read-only", func(f *Facts) (string, string, bool) {
-			if f.ExitCode == 0 || f.Fault != "" || !mentionsReadOnlyHome(f.Stderr) {
-				return "", "", false
-			}
-			return "HOME lies in the box's read-only root", "--env HOME=/workspace", true
-		}},
-		{"egress-not-http", func(f *Facts) (string, string, bool) {
-			if !f.Egress || f.ExitCode == 0 || !mentionsNoRoute(f.Stderr) {
-				return "", "", false
-			}
-			return "with --egress-allow a box has no route and no name server, only an HTTP proxy (HTTP_PROXY, HTTPS_PROXY); a client that cannot use one has no way out", "--network host, if the code may have all of the network", true
-		}},
-		{"tmp-missing", func(f *Facts) (string, string, bool) {
-			return "without a /tmp, writes there fail with EROFS, and what picks a place by itself (tempfile, mktemp -p) leaves its scratch in the workspace", "--tmpfs /tmp:64m", f.NoTmp
-		}},
-		{"ci-orders", func(f *Facts) (string, string, bool) {
-			return "the box printed lines that GitHub Actions obeys as workflow commands", "--ci-fence", f.CIOrders
-		}},
-		{"secret-in-argv", func(f *Facts) (string, string, bool) {
-			name := quote(f.SecretFlag)
-			return "a value on the command line can be read by every user of this machine; " + name + " looks like a secret", "-e " + name + " with the value in your environment, or --env-file <(...)", f.SecretFlag != ""
-		}},
-		{"stdin-not-attached", func(f *Facts) (string, string, bool) {
-			return "standard input was not given to the box", "-i", f.StdinWaiting
-		}},
+// advice is a hint with a flag that cannot be tried as it stands.
+func advice(why, flag string) (Hint, bool) { return Hint{Why: why, Flag: flag}, true }
+
+// fix is a hint with remedies; the first of them is what is printed.
+func fix(why string, remedies ...Remedy) (Hint, bool) {
+	h := Hint{Why: why, Remedies: remedies}
+	if len(remedies) == 0 {
+		return none()
 	}
+	h.Flag = remedies[0].String()
+	for _, c := range remedies[0].Changes {
+		h.Relaxes = h.Relaxes || c.Flag != "volume" && c.Flag != "host-tool" && Relaxing(c.Flag)
+	}
+	return h, true
 }
 
-func quote(s string) string {
-	s = term.VisibleLine(s)
-	if s != "" && strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-") == "" {
-		return s
-	}
-	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+// own is a failure of the command itself.
+func own(why, instead string) (Hint, bool) {
+	return Hint{Why: why, Advice: instead, NotSandbox: true}, true
 }
+
+// never is what the sandbox forbids by design.
+func never(why, instead string) (Hint, bool) {
+	return Hint{Why: why, Advice: instead, Unfixable: true, Sure: true}, true
+}
+
+// set makes a remedy of "flag=value" texts.
+func set(changes ...string) Remedy {
+	var r Remedy
+	for _, c := range changes {
+		flag, value, _ := strings.Cut(c, "=")
+		r.Changes = append(r.Changes, Change{flag, value})
+		r.Relaxes = r.Relaxes || Relaxing(flag)
+	}
+	return r
+}
+
+// Relaxing says whether a flag of a box makes it less of a wall: network,
+// capabilities, another user, more of this machine to read or write.
+func Relaxing(flag string) bool {
+	switch flag {
+	case "network", "egress-allow", "cap-add", "cap-drop", "user", "volume", "writable", "host-tool", "deps-readonly", "security-profile", "apparmor", "limits":
+		return true
+	}
+	return false
+}
+
+// Find gives the one hint that is worth a line after a run, if any. Code in the
+// box wrote some of what it goes by, so a run that ended well gets none of that.
+func Find(f *Facts) (Hint, bool) {
+	v := newView(f, false)
+	blamed := false
+	for _, r := range slices.Concat(factRows(), textRows(), lastRows()) {
+		if r.text && (blamed || !v.failed()) {
+			continue
+		}
+		h, ok := r.match(v)
+		switch {
+		case !ok:
+		case !r.diag:
+			h.ID = r.id
+			if h.Flag == "" && h.Advice != "" {
+				h.Why += "; " + h.Advice
+			}
+			return h, true
+		case h.NotSandbox:
+			blamed = true // it says so itself, and what else it printed is not the cause
+		}
+	}
+	return none()
+}
+
+// Match gives all that the table knows against a failure, best first, with several
+// hints of one id where there are several ways. What a box printed is no proof, and
+// a remedy may not help: it is for one who tries. Of a run that ended well, it
+// knows the complaints.
+func Match(f *Facts) []Hint {
+	var all []Hint
+	v := newView(f, true)
+	for _, r := range table() {
+		if r.text && !r.noise && f.ExitCode == 0 && f.Fault == "" {
+			continue
+		}
+		v.hit = -1
+		if h, ok := r.match(v); ok {
+			h.ID = r.id
+			if v.hit >= 0 && r.text {
+				h.Line = v.orig[v.hit]
+			}
+			all = append(all, h)
+		}
+	}
+	return all
+}
+
+// IDs lists the table's entries in order.
+func IDs() []string {
+	var ids []string
+	for _, r := range table() {
+		if !slices.Contains(ids, r.id) {
+			ids = append(ids, r.id)
+		}
+	}
+	return ids
+}
+
+func quote(s string) string { return term.ShellWord(term.VisibleLine(s)) }
 
 func join(words []string) string {
 	s := ""
@@ -163,44 +285,12 @@ func join(words []string) string {
 	return s
 }
 
-func mentionsReadOnlyHome(b []byte) bool {
-	for line := range strings.Lines(string(b)) {
-		if strings.Contains(strings.ToLower(line), "read-only file system") && (strings.Contains(line, "/root") || strings.Contains(line, "/home")) {
-			return true
-		}
-	}
-	return false
-}
+const mib = 1 << 20
 
-// mentionsNoRoute knows what a client says that found no route or no name.
-func mentionsNoRoute(b []byte) bool {
-	text := strings.ToLower(string(b))
-	for _, s := range []string{
-		"network is unreachable", "enetunreach", "name or service not known", "temporary failure in name resolution",
-		"could not resolve", "could not translate host name", "getaddrinfo", "no such host", "eai_again", "enotfound",
-	} {
-		if strings.Contains(text, s) {
-			return true
-		}
+// size writes bytes as a flag takes them.
+func size(n int64) string {
+	if n >= 1<<30 && n%(1<<30) == 0 {
+		return strconv.FormatInt(n>>30, 10) + "g"
 	}
-	return false
-}
-
-// Find gives the first hint of the table that applies.
-func Find(f *Facts) (Hint, bool) {
-	for _, r := range table() {
-		if why, flag, ok := r.match(f); ok {
-			return Hint{r.id, why, flag}, true
-		}
-	}
-	return Hint{}, false
-}
-
-// IDs lists the table's entries in order.
-func IDs() []string {
-	var ids []string
-	for _, r := range table() {
-		ids = append(ids, r.id)
-	}
-	return ids
+	return strconv.FormatInt(max(n/mib, 1), 10) + "m"
 }

@@ -76,7 +76,10 @@ Give --timeout 10m, or --timeout none, or set timeout in the configuration.`},
 		{"home-read-only", "HOME lies in the read-only root", `
 Toolchains keep caches below $HOME: Go, npm, cargo, pip, NuGet. In a box $HOME is
 /root, and the root is read-only. --env HOME=/workspace puts them into the
-workspace. HOME=/tmp works for small caches only: /tmp holds 64 MiB.`},
+workspace, where they stay for the next run. With a workspace that you keep (-W) and do
+not want them in, --tmpfs /home:512m --env HOME=/home gives them room that ends with the
+run. HOME=/tmp works for small caches only: /tmp holds 64 MiB, and an ordinary npm install
+needs 81. A toolchain that cannot start looks like code that failed: exit 1 and no fault.`},
 		{"egress-not-http", "under --egress-allow only HTTP gets out", `
 The box has a loopback interface and nothing else: no route (ENETUNREACH) and no
 name server. kern's proxy, named by HTTP_PROXY and HTTPS_PROXY, connects to the
@@ -145,5 +148,5 @@ points and what you may not read are left out, and said. /tmp is memory, 64 MiB 
 --memory, and counts against it. /dev/shm is memory too. All else is read-only.
 As root, files that a run changed in a kept directory lose setuid bits and file
 capabilities when it ends: root in the box is root of the host to the file system.`},
-	}, append(outputTopics(), doctorTopics()...)...)
+	}, append(tableTopics(), doctorTopics()...)...)
 }
