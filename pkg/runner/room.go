@@ -54,7 +54,8 @@ func OpenRoom(ctx context.Context, budget *Budget, dirs Dirs, s *Spec) (*Room, e
 	return room, nil
 }
 
-// Use makes the room the workspace of a Spec. A limit that is AutoSize becomes
+// Use makes the room the workspace of a Spec, once more when the directory was
+// exchanged for another. A limit that is AutoSize becomes
 // that of a private workspace, which this is.
 func (m *Room) Use(s *Spec) error {
 	pin, err := PinSource(m.Dir)
@@ -63,7 +64,7 @@ func (m *Room) Use(s *Spec) error {
 	}
 	pins := map[string]Pin{m.Dir: pin}
 	for path, p := range s.Pins {
-		if path != s.CopyOf {
+		if path != s.CopyOf && path != m.Dir {
 			pins[path] = p
 		}
 	}
