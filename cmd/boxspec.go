@@ -248,29 +248,9 @@ func (b *boxFlags) posture(s *runner.Spec) error {
 // host would run or obey (rule S2): an existing one is read-only in the box.
 var guarded = []string{".git", ".kern-sbx.toml", ".envrc", ".vscode", ".idea", ".husky"}
 
-// guard mounts them read-only over themselves. A link is left alone: what it
-// leads to is either in the workspace or not in the box.
+// guard keeps the box from writing them, but those that the user wants written.
 func (b *boxFlags) guard(s *runner.Spec) error {
-	for _, name := range guarded {
-		if slices.Contains(b.writable, name) {
-			continue
-		}
-		if s.WorkspaceSize > 0 {
-			// The box has a copy of its own, which is not copied back.
-			s.Keep = append(s.Keep, name)
-			continue
-		}
-		st, err := os.Lstat(filepath.Join(s.Workspace, name))
-		switch {
-		case errors.Is(err, os.ErrNotExist):
-			s.Watch = append(s.Watch, name)
-		case err != nil:
-			return err
-		case st.IsDir() || st.Mode().IsRegular():
-			s.Mounts = append(s.Mounts, validate.Mount{Source: filepath.Join(s.Workspace, name), Target: runner.WorkspaceDir + "/" + name, ReadOnly: true})
-		}
-	}
-	return nil
+	return s.Guard(slices.DeleteFunc(slices.Clone(guarded), func(name string) bool { return slices.Contains(b.writable, name) }))
 }
 
 // fit makes programs see as many CPUs as they may use (rule F9). The CPUs are

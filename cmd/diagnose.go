@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kern-sbx/kern-sbx/pkg/doctor"
+	"github.com/kern-sbx/kern-sbx/pkg/hints"
 	"github.com/kern-sbx/kern-sbx/pkg/kernbin"
 	"github.com/kern-sbx/kern-sbx/pkg/runner"
 	"github.com/kern-sbx/kern-sbx/pkg/term"
@@ -370,7 +371,7 @@ func (l *lab) box(ctx context.Context) (doctor.Box, error) {
 		}
 		l.flags.pull = "missing"
 	}
-	f := boxFacts(s)
+	f := hints.Of(s)
 	box := doctor.Box{
 		Argv: l.argv, Home: cmp.Or(f.Home, "/root"), HostHome: l.env("HOME"), HostPath: l.env("PATH"), HostImage: s.Host != nil,
 		Memory: s.Memory, PIDs: s.PIDs, Timeout: s.Timeout, Egress: len(s.Egress) > 0, HostNetwork: s.HostNetwork,

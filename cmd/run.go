@@ -407,19 +407,14 @@ func (a *app) findKern(ctx context.Context, dirs runner.Dirs) (*kernbin.Kern, er
 
 // hint asks the one table.
 func (o *runOpts) hint(s *runner.Spec, p *interp.Program, res *runner.Result, refusal error, show *show) (hints.Hint, bool) {
-	f := boxFacts(s)
+	f := hints.Of(s)
+	f.Ended(res)
 	f.ImageGiven = o.box.given["image"] == fromFlag || o.box.given["rootfs"] == fromFlag
 	f.TimeoutIsDefault = o.box.given["timeout"] == ""
 	f.IsImage = func(w string) bool { return runner.IsCachedImage(os.Getenv, w) }
 	f.IsHostFile = isHostFile
 	var pull *runner.PullError
 	f.PullFailed = errors.As(refusal, &pull)
-	if res.Fault != nil {
-		f.Fault = string(res.Fault.Type)
-	}
-	if res.ExitCode != nil {
-		f.ExitCode = *res.ExitCode
-	}
 	if p != nil {
 		f.Lang = p.Lang
 	}
@@ -429,15 +424,8 @@ func (o *runOpts) hint(s *runner.Spec, p *interp.Program, res *runner.Result, re
 	if s.Stdin == nil && s.TTY == nil && o.file != "-" {
 		f.StdinWaiting = stdinWaiting(o.in)
 	}
-	f.ColdImage = res.ColdImage
-	f.Stderr, f.StderrTail = res.StderrHead(), res.StderrTail()
 	f.NoTmp = slices.Contains(o.box.tmpfs, "none")
 	f.NoStdin = s.Stdin == nil && o.file != "-"
-	if f.Fault == string(runner.ExecFailed) || f.Fault == string(runner.StartupFailed) {
-		f.Message = res.Fault.Message + "\n" + string(res.RuntimeNotes.Head(2<<10))
-	}
-	in := func(c runner.Cap) bool { return c.EnforcedBy != nil && *c.EnforcedBy != "none" }
-	f.MemoryCapped, f.PIDsCapped = in(res.Limits.Memory), in(res.Limits.PIDs)
 	f.ProgramHead = func(w string) []byte {
 		head, link, _ := newHostView(s.Workspace, cmp.Or(s.Workdir, runner.WorkspaceDir), "").Head(w)
 		if link != "" {
@@ -448,35 +436,6 @@ func (o *runOpts) hint(s *runner.Spec, p *interp.Program, res *runner.Result, re
 	f.CIOrders = show.gaveOrders()
 	f.SecretFlag = o.box.secretOnTheCommandLine()
 	return hints.Find(f)
-}
-
-// boxFacts says what kind of box it is.
-func boxFacts(s *runner.Spec) *hints.Facts {
-	f := &hints.Facts{
-		Argv: s.Argv, Image: s.Image, Timeout: s.Timeout, Egress: len(s.Egress) > 0, HostNetwork: s.HostNetwork, TTY: s.TTY != nil, User: s.User,
-		Memory: int64(s.Memory), PIDs: s.PIDs, Caps: len(s.CapAdd) > 0 || len(s.CapDrop) == 0, Kept: s.Workspace != "", ReadOnlyDeps: !s.DepsWritable,
-		EnvGiven: func(k string) bool { return validate.HasKey(s.Env, k) },
-	}
-	for _, t := range s.Tmpfs {
-		if t.Target == "/tmp" {
-			f.Tmp = int64(t.Size)
-		}
-	}
-	for _, m := range s.Mounts {
-		if m.ReadOnly {
-			f.ReadOnlyMounts = append(f.ReadOnlyMounts, m.Target)
-		}
-	}
-	for _, kv := range s.Env {
-		if kv.Key == "HOME" {
-			f.Home = kv.Value
-		}
-	}
-	var info unix.Sysinfo_t
-	if unix.Sysinfo(&info) == nil {
-		f.HostMemory = int64(uint64(info.Totalram) * uint64(info.Unit))
-	}
-	return f
 }
 
 func isHostFile(w string) bool {

@@ -20,13 +20,6 @@ import (
 // Program is the server, which lies beside kern-sbx.
 const Program = "kern-sbx-mcp"
 
-// FD is the descriptor on which the server finds the Handover, LogFD that of its
-// log, when there is one.
-const (
-	FD    = 3
-	LogFD = 4
-)
-
 // Word is what the server is started with, so that nobody starts it by hand in
 // the belief that it takes flags.
 const Word = "serve-inherited"
@@ -64,7 +57,7 @@ type Handover struct {
 	MaxTimeout time.Duration
 	// Track lists the files that a call changed in its answer.
 	Track bool
-	// Log says that LogFD is a file for what happens. Quiet leaves out notes.
+	// Log says that there is a file for what happens. Quiet leaves out notes.
 	Log, Quiet bool
 	// Notes are for the log, and for the client when it comes.
 	Notes []string
@@ -101,37 +94,45 @@ func (h *Handover) Exec(path string, log *os.File) error {
 	if err != nil {
 		return err
 	}
-	// Out of the way of the two numbers first.
-	doc, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 10)
+	// Numbers that are free: this program still runs, and one of its own at 3, say,
+	// may be what its runtime polls. F_DUPFD leaves them open across the exec.
+	doc, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD, leastFD)
 	if err != nil {
 		return err
 	}
 	file := -1
 	if log != nil {
-		if file, err = unix.FcntlInt(log.Fd(), unix.F_DUPFD_CLOEXEC, 10); err != nil {
+		if file, err = unix.FcntlInt(log.Fd(), unix.F_DUPFD, leastFD); err != nil {
 			return err
 		}
 	}
-	if err := unix.Dup3(doc, FD, 0); err != nil {
-		return err
-	}
-	if file >= 0 {
-		if err := unix.Dup3(file, LogFD, 0); err != nil {
-			return err
-		}
-	}
-	return fmt.Errorf("%s cannot be started: %w", path, unix.Exec(path, []string{Program, Word, strconv.Itoa(version)}, os.Environ()))
+	return fmt.Errorf("%s cannot be started: %w", path, unix.Exec(path, []string{Program, Word, strconv.Itoa(doc), strconv.Itoa(file)}, os.Environ()))
 }
 
-// Inherited reads it in the server, and the log beside it; nil for none.
-func Inherited() (*Handover, *os.File, error) {
+// leastFD is the least number of a descriptor of the server's.
+const leastFD = 10
+
+// Inherited reads it in the server, whose words after Word are args, and gives the
+// log beside it; nil for none.
+func Inherited(args []string) (*Handover, *os.File, error) {
 	by := errors.New("this program is for kern-sbx, which starts it: run kern-sbx mcp")
-	unix.CloseOnExec(FD)
-	got, err := unix.FcntlInt(FD, unix.F_GET_SEALS, 0)
+	if len(args) != 2 {
+		return nil, nil, by
+	}
+	fd, err := strconv.ParseUint(args[0], 10, 16)
+	if err != nil || fd < leastFD {
+		return nil, nil, by
+	}
+	file, err := strconv.ParseInt(args[1], 10, 16)
+	if err != nil || file >= 0 && file < leastFD {
+		return nil, nil, by
+	}
+	got, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	if err != nil || got&(unix.F_SEAL_WRITE|unix.F_SEAL_GROW|unix.F_SEAL_SHRINK) == 0 {
 		return nil, nil, by
 	}
-	f := os.NewFile(FD, "handover")
+	unix.CloseOnExec(int(fd))
+	f := os.NewFile(uintptr(fd), "handover")
 	defer f.Close()
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		return nil, nil, by
@@ -145,9 +146,9 @@ func Inherited() (*Handover, *os.File, error) {
 		return nil, nil, errors.New("kern-sbx and kern-sbx-mcp are of two builds: install both together")
 	}
 	var log *os.File
-	if h.Log {
-		unix.CloseOnExec(LogFD)
-		log = os.NewFile(LogFD, "log")
+	if h.Log && file >= 0 {
+		unix.CloseOnExec(int(file))
+		log = os.NewFile(uintptr(file), "log")
 	}
 	return &h, log, nil
 }

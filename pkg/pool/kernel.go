@@ -711,6 +711,9 @@ func (k *Kernel) Do(ctx context.Context, cell *Cell) (*Outcome, error) {
 		body: agent.Body{File: cell.File, Code: cell.Code}, signals: make(chan os.Signal, 8), done: make(chan struct{}), timeout: k.opts.Timeout,
 		files: []*os.File{cell.Stdout, cell.Stderr}, sent: cell.Sent,
 	}
+	if cell.Stdin != nil {
+		j.files = append(j.files, cell.Stdin)
+	}
 	if cell.Timeout != nil {
 		j.timeout = *cell.Timeout
 	}

@@ -363,7 +363,17 @@ func (b *box) finish(kern string, stopped bool) {
 		return
 	}
 	if b.wfd < 0 {
+		// A supervisor that is stopped starts no more helpers. They have sessions of
+		// their own, so that reap would not know them for ours.
+		unix.Kill(b.s.pid, unix.SIGSTOP)
+		for _, pid := range children(b.s.pid) {
+			b.helpers = append(b.helpers, proc{pid, procStart(pid)})
+		}
+		unix.Kill(b.s.pid, unix.SIGCONT)
 		b.stopByName(kern)
+		for _, pid := range children(b.s.pid) {
+			b.helpers = append(b.helpers, proc{pid, procStart(pid)})
+		}
 	}
 	unix.Kill(-b.s.pid, unix.SIGKILL)
 	b.s.kill()

@@ -1,8 +1,10 @@
 package runner
 
 import (
+	"errors"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -190,6 +192,30 @@ type CodeFile struct {
 	Name       string
 	Content    []byte
 	Executable bool
+}
+
+// Guard keeps the box from writing entries of those names directly below a kept
+// workspace, which programs of the host would run or obey (rule S2): each is mounted
+// read-only over itself, and one that is not there yet is watched. A link is left
+// alone: what it leads to is either in the workspace or not in the box. With the
+// workspace in memory they are not copied back.
+func (s *Spec) Guard(names []string) error {
+	for _, name := range names {
+		if s.WorkspaceSize > 0 {
+			s.Keep = append(s.Keep, name)
+			continue
+		}
+		st, err := os.Lstat(filepath.Join(s.Workspace, name))
+		switch {
+		case errors.Is(err, os.ErrNotExist):
+			s.Watch = append(s.Watch, name)
+		case err != nil:
+			return err
+		case st.IsDir() || st.Mode().IsRegular():
+			s.Mounts = append(s.Mounts, validate.Mount{Source: filepath.Join(s.Workspace, name), Target: WorkspaceDir + "/" + name, ReadOnly: true})
+		}
+	}
+	return nil
 }
 
 // rootUser says whether the command runs as root of the box, whose files are

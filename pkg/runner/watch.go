@@ -112,24 +112,37 @@ func (r *run) watchWorkspace(ctx context.Context) error {
 	if r.private() && s.CopyOf == "" && s.Setup == nil {
 		return nil
 	}
-	return r.budget.Touch(r.ws, func() (err error) {
+	// What is given up goes on: with a descriptor and results of its own.
+	fd, err := unix.FcntlInt(w.dir.Fd(), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return err
+	}
+	dir := os.NewFile(uintptr(fd), r.ws)
+	used, before := w.used, w.before
+	err = r.budget.Touch(r.ws, func() (err error) {
+		defer dir.Close()
 		if w.max > 0 {
-			if w.used, err = workspace.Usage(ctx, w.dir, w.max); err != nil {
+			if used, err = workspace.Usage(ctx, dir, w.max); err != nil {
 				return err
 			}
-			if w.used.Bytes > w.max {
-				return workspace.TooFull("--workspace-max", w.used.Bytes, w.max)
+			if used.Bytes > w.max {
+				return workspace.TooFull("--workspace-max", used.Bytes, w.max)
 			}
 		}
 		if track {
-			if w.before, err = workspace.ScanDir(ctx, w.dir, workspace.ScanOptions{Ignore: s.TrackIgnore}); err != nil {
+			if before, err = workspace.ScanDir(ctx, dir, workspace.ScanOptions{Ignore: s.TrackIgnore}); err != nil {
 				return &validate.Error{Field: "--track-files", Value: r.ws, Reason: err.Error(), Fix: "leave it out, or leave directories out with --track-ignore"}
 			}
 			// Not in the tick of the clock that the last change was made in.
-			time.Sleep(min(time.Until(w.before.Settles()), workspace.FingerprintSettle))
+			time.Sleep(min(time.Until(before.Settles()), workspace.FingerprintSettle))
 		}
 		return nil
 	})
+	if err != nil {
+		return err
+	}
+	w.used, w.before = used, before
+	return nil
 }
 
 // limitFiles bounds what hostile code may write (rule S12): the whole workspace

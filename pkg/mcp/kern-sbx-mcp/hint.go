@@ -1,28 +1,26 @@
 package main
 
 import (
+	"slices"
+
 	"github.com/kern-sbx/kern-sbx/pkg/hints"
+	"github.com/kern-sbx/kern-sbx/pkg/validate"
 )
 
-// hint asks the table that run asks. The flag is one of the server, which only its
-// owner can set.
+// hint asks the table that run asks. A flag is one of the server, which only its
+// owner can set; one that would open the box is not for a model to ask for.
 func (s *server) hint(out *outcome) string {
-	res := out.res
-	f := &hints.Facts{Argv: out.spec.Argv, Image: out.spec.Image, ImageGiven: true, Timeout: out.spec.Timeout, Lang: out.lang}
-	if res.Fault != nil {
-		f.Fault = string(res.Fault.Type)
-	}
-	if res.ExitCode != nil {
-		f.ExitCode = *res.ExitCode
-	}
-	f.Stderr = res.CodeStderr.Head(4 << 10)
-	f.Egress = len(out.spec.Egress) > 0
+	f := hints.Of(out.spec)
+	f.Ended(out.res)
+	f.ImageGiven, f.Lang = true, out.lang
+	f.NoStdin = out.spec.Stdin == nil
+	f.NoTmp = !slices.ContainsFunc(out.spec.Tmpfs, func(t validate.Tmpfs) bool { return t.Target == "/tmp" })
 	h, ok := hints.Find(f)
 	if !ok {
 		return ""
 	}
 	text := h.Why
-	if h.Flag != "" {
+	if h.Flag != "" && !h.Relaxes {
 		text += "; who runs this server can add " + h.Flag
 	}
 	return oneLine(text, 2*maxReason)

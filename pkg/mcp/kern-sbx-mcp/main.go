@@ -1,9 +1,11 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -28,10 +30,10 @@ func main() { os.Exit(start(os.Args[1:])) }
 func start(args []string) int {
 	err := errors.New("this program is for kern-sbx, which starts it: run kern-sbx mcp")
 	switch {
-	case len(args) == 2 && args[0] == mcp.Word:
+	case len(args) > 0 && args[0] == mcp.Word:
 		var h *mcp.Handover
 		var log *os.File
-		if h, log, err = mcp.Inherited(); err == nil {
+		if h, log, err = mcp.Inherited(args[1:]); err == nil {
 			return serve(h, log)
 		}
 	case len(args) == 3 && args[0] == sweepWord:
@@ -91,7 +93,8 @@ func serve(h *mcp.Handover, file *os.File) int {
 		log.Info("ending", "signal", unix.SignalName(sig.(unix.Signal)))
 	case <-life.Done(): // nobody reads what we write, or standard input has ended
 	}
-	// From here on the clock runs, whatever a box or a disk does.
+	// From here on the clock runs, whatever a box, a disk or a log does.
+	time.AfterFunc(endTime+2*goodbye, func() { os.Exit(code) })
 	limit := time.After(endTime)
 	stop(errEnding)
 	closed := make(chan struct{})
@@ -124,5 +127,28 @@ func newLogs(h *mcp.Handover, file *os.File) *slog.Logger {
 	if h.Quiet {
 		level = slog.LevelError
 	}
-	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	return slog.New(slog.NewTextHandler(newLossy(os.Stderr), &slog.HandlerOptions{Level: level}))
+}
+
+// lossy passes on lines to somebody who may have stopped to read them, and leaves
+// out what they do not take.
+type lossy struct{ lines chan []byte }
+
+func newLossy(to io.Writer) lossy {
+	l := lossy{make(chan []byte, 64)}
+	go func() {
+		for b := range l.lines {
+			_, _ = to.Write(b)
+		}
+	}()
+	return l
+}
+
+// Write never waits.
+func (l lossy) Write(b []byte) (int, error) {
+	select {
+	case l.lines <- bytes.Clone(b):
+	default:
+	}
+	return len(b), nil
 }

@@ -21,36 +21,106 @@ const (
 	maxText    = 64_000    // characters of all text
 	maxImage   = 6_000_000 // base64 characters of one picture
 	maxImages  = 8 << 20   // of all
+	maxCount   = 16        // pictures
 	maxListed  = 10_000    // files of a listing
 	maxFile    = 16 << 20  // bytes of a file that is read
 	maxMessage = 2_000     // characters of an error
 )
 
-// markers begin the lines that are ours. Code that prints such a line shall not
-// be taken for the sandbox.
+// markers begin the lines that are ours, as skeleton gives them. Code that prints
+// such a line shall not be taken for the sandbox.
 var markers = []string{
-	"[stderr]", "[rich result]", "[exit ", "[the session's interpreter", "[this ran in a fresh interpreter", "[output truncated", "[note:", "[hint:",
-	"[stopped:", "[printed by the code", "...[truncated", "[image result", "[files changed",
+	"[stderr]", "[richresult]", "[exit", "[thesession'sinterpreter", "[thisraninafreshinterpreter", "[outputtruncated", "[note:", "[hint:",
+	"[stopped:", "[printedbythecode", "[truncated", "[imageresult", "[fileschanged",
 }
 
-// markersOf says whether a line could be taken for one of ours, whatever
-// invisible characters it begins with.
-func looksLikeOurs(line string) bool {
-	line = strings.TrimLeftFunc(line, func(r rune) bool {
-		return unicode.IsSpace(r) || !unicode.IsGraphic(r) || unicode.Is(unicode.Mn, r)
-	})
-	// term.Visible has written out what cannot be seen.
-	for strings.HasPrefix(line, `\x`) || strings.HasPrefix(line, `\u`) || strings.HasPrefix(line, `\U`) {
-		n := map[byte]int{'x': 4, 'u': 6, 'U': 10}[line[1]]
-		line = strings.TrimLeft(line[min(n, len(line)):], " \t")
+// longestMarker is how much of a line is looked at, in characters that count.
+const longestMarker = 32
+
+// lookalikes are letters that are drawn like those of our markers.
+var lookalikes = strings.NewReplacer(
+	"а", "a", "е", "e", "о", "o", "р", "p", "с", "c", "х", "x", "у", "y", "і", "i", "ѕ", "s", "ԁ", "d", "һ", "h", "т", "t",
+	"ο", "o", "ρ", "p", "ν", "v", "ι", "i", "τ", "t", "κ", "k", "ı", "i", "’", "'", "∶", ":", "ː", ":", "꞉", ":",
+)
+
+// blank says that a character leaves nothing on the screen, or only changes the
+// one before it.
+func blank(r rune) bool {
+	return unicode.IsSpace(r) || !unicode.IsGraphic(r) || unicode.In(r, unicode.Mn, unicode.Me, unicode.Cf) ||
+		r == 0x2800 || r == 0x1d159 // an empty pattern of Braille, a note without a head
+}
+
+// skeleton is what the beginning of a line looks like to somebody who is in a
+// hurry: without blanks and what term.Visible writes for what cannot be seen, in
+// small letters, every opening bracket as [. It is "" for a line that begins with
+// a letter or digit.
+func skeleton(line string) string {
+	var b strings.Builder
+	for n := 0; n < longestMarker && line != ""; {
+		if m := writtenOut(line); m > 0 {
+			line = line[m:]
+			continue
+		}
+		r, size := utf8.DecodeRuneInString(line)
+		line = line[size:]
+		switch {
+		case r >= 0xff01 && r <= 0xff5e: // the wide forms of ASCII
+			r -= 0xfee0
+		case r >= 0x1d400 && r < 0x1d6a4: // those of mathematics
+			r = (r - 0x1d400) % 52
+			if r += 'A'; r > 'Z' {
+				r += 'a' - 'Z' - 1
+			}
+		}
+		switch {
+		case blank(r):
+			continue
+		case unicode.Is(unicode.Ps, r) && r != '(' && r != '{':
+			r = '['
+		case unicode.Is(unicode.Pe, r) && r != ')' && r != '}':
+			r = ']'
+		}
+		if n == 0 && r != '[' {
+			if unicode.IsLetter(r) || unicode.IsDigit(r) {
+				return "" // none of ours begins so
+			}
+			continue
+		}
+		b.WriteRune(unicode.ToLower(r))
+		n++
 	}
-	low := strings.ToLower(line)
+	return lookalikes.Replace(b.String())
+}
+
+// writtenOut is the length of an escape of term.Visible that s begins with.
+func writtenOut(s string) int {
+	if len(s) < 2 || s[0] != '\\' {
+		return 0
+	}
+	n := map[byte]int{'x': 4, 'u': 6, 'U': 10}[s[1]]
+	if n == 0 || len(s) < n || strings.Trim(s[2:n], "0123456789abcdef") != "" {
+		return 0
+	}
+	return n
+}
+
+// looksLikeOurs says whether a line could be taken for one of ours.
+func looksLikeOurs(line string) bool {
+	s := skeleton(line)
 	for _, m := range markers {
-		if strings.HasPrefix(low, m) || strings.HasPrefix(low, strings.Replace(m, "[", "[ ", 1)) {
+		if strings.HasPrefix(s, m) {
 			return true
 		}
 	}
-	return strings.HasPrefix(line, "［") // the wide form of [
+	return false
+}
+
+// disown marks a line that looks like ours.
+func disown(line string) string {
+	if !looksLikeOurs(line) {
+		return line
+	}
+	return "[printed by the code, not the sandbox: " + line + "]"
 }
 
 // clean makes text out of a box fit to be read: ends of lines are \n, colours are
@@ -59,14 +129,9 @@ func clean(s string) string {
 	s = strings.ReplaceAll(s, "\r\n", "\n")
 	s = strings.ReplaceAll(s, "\r", "\n")
 	s = term.Visible(plain(s))
-	if !strings.ContainsAny(s, "[［") {
-		return s
-	}
 	lines := strings.Split(s, "\n")
 	for i, l := range lines {
-		if looksLikeOurs(l) {
-			lines[i] = "[printed by the code, not the sandbox: " + l + "]"
-		}
+		lines[i] = disown(l)
 	}
 	return strings.Join(lines, "\n")
 }
@@ -138,7 +203,7 @@ func clip(s string, n int, rest string) (string, bool) {
 	if total <= n {
 		return s, false
 	}
-	head, tail := runes(s, n*2/3), lastRunes(s, n-n*2/3)
+	head, tail := runes(s, n*2/3), ending(s, n-n*2/3)
 	note := fmt.Sprintf("\n...[truncated %d chars", total-n)
 	if rest != "" {
 		note += "; all of it: resource " + rest
@@ -167,25 +232,40 @@ func lastRunes(s string, n int) string {
 	return s[i:]
 }
 
-// around is how many bytes of each end of a stream an answer can show.
-const around = 4 * maxStream
+// ending is lastRunes for a text whose lines are none of ours: nor shall the rest
+// of one be that is cut.
+func ending(s string, n int) string {
+	t := lastRunes(s, n)
+	if cut := len(s) - len(t); cut == 0 || s[cut-1] == '\n' {
+		return t
+	}
+	first, rest, more := strings.Cut(t, "\n")
+	if first = disown(first); more {
+		return first + "\n" + rest
+	}
+	return first
+}
+
+// excerpt is clean and clip for what may be much longer than what is shown of it,
+// which is all that is read.
+func excerpt(size int64, slice func(off, n int64) []byte, n int, rest string) (string, bool) {
+	around := int64(4 * n) // bytes of each end that can be shown
+	if size <= 2*around {
+		return clip(strings.TrimRight(clean(string(slice(0, size))), "\n "), n, rest)
+	}
+	// Whole characters only, where the middle is left out.
+	head := strings.ToValidUTF8(string(slice(0, around)), "")
+	tail := strings.ToValidUTF8(string(slice(size-around, around)), "")
+	note := fmt.Sprintf("\n...[truncated at least %d chars", (size-2*around)/4)
+	if rest != "" {
+		note += "; all of it: resource " + rest
+	}
+	return runes(clean(head), n*2/3) + note + "]...\n" + ending(clean(tail), n-n*2/3), true
+}
 
 // stream is one stream of a call as an answer has it.
 func stream(t *runner.Text, cut bool, rest string) (text string, truncated bool) {
-	size := t.Len()
-	if size <= 2*around {
-		text, truncated = clip(strings.TrimRight(clean(string(t.Slice(0, size))), "\n "), maxStream, rest)
-	} else {
-		// Whole characters only, where the middle is left out.
-		head := strings.ToValidUTF8(string(t.Slice(0, around)), "")
-		tail := strings.ToValidUTF8(string(t.Slice(size-around, around)), "")
-		note := fmt.Sprintf("\n...[truncated at least %d chars", (size-2*around)/4)
-		if rest != "" {
-			note += "; all of it: resource " + rest
-		}
-		text = runes(clean(head), maxStream*2/3) + note + "]...\n" + lastRunes(clean(tail), maxStream-maxStream*2/3)
-		truncated = true
-	}
+	text, truncated = excerpt(t.Len(), t.Slice, maxStream, rest)
 	if cut {
 		text += "\n...[truncated: the stream was longer than is kept]"
 		truncated = true
@@ -203,8 +283,11 @@ func pictures(results []runner.Rich) (images []sdk.Content, left int) {
 			if !ok {
 				continue
 			}
-			raw, err := decode64(data)
-			if err != nil || len(data) > maxImage || total+len(data) > maxImages {
+			var raw []byte
+			if len(data) <= maxImage {
+				raw, _ = decode64(data)
+			}
+			if len(raw) == 0 || len(images) == maxCount || total+len(data) > maxImages {
 				left++
 				break
 			}
@@ -269,5 +352,9 @@ func oneLine(s string, n int) string {
 
 // failure is an answer that says why something was not done.
 func failure(text string) *sdk.CallToolResult {
+	// The first line is of ours. What comes after it may be quoted.
+	if first, rest, more := strings.Cut(text, "\n"); more {
+		text = first + "\n" + clean(rest)
+	}
 	return &sdk.CallToolResult{IsError: true, Content: []sdk.Content{&sdk.TextContent{Text: runes(term.Visible(text), maxMessage)}}}
 }

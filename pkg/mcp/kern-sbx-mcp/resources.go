@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/kern-sbx/kern-sbx/pkg/runner"
@@ -85,13 +86,16 @@ func (o *outputs) read(_ context.Context, req *sdk.ReadResourceRequest) (*sdk.Re
 			if v := u.Query().Get(name); v != "" {
 				n, err := strconv.ParseInt(v, 10, 64)
 				if err != nil || n < 0 {
-					return nil, fmt.Errorf("%s is not a number of bytes", name)
+					return nil, &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: name + " is not a number of bytes"}
 				}
 				*to = n
 			}
 		}
 	}
-	size = min(size, maxRead)
+	if size == 0 { // counts as not given, as with read_file
+		size = maxRead
+	}
+	at, size = min(at, text.Len()), min(size, maxRead)
 	part := clean(string(text.Slice(at, size)))
 	if end := at + size; end < text.Len() {
 		part += fmt.Sprintf("\n...[truncated: %d more bytes; %s?offset=%d]", text.Len()-end, base, end)

@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -42,10 +43,9 @@ func newServer(life context.Context, h *mcp.Handover, log *slog.Logger) *server 
 	}, &sdk.ServerOptions{
 		Instructions: s.instructions(),
 		Logger:       slog.New(quiet{log.Handler()}),
-		Capabilities: &sdk.ServerCapabilities{
-			Logging: &sdk.LoggingCapabilities{}, Tools: &sdk.ToolCapabilities{},
-			Resources: &sdk.ResourceCapabilities{ListChanged: true}, Prompts: &sdk.PromptCapabilities{},
-		},
+		Capabilities: logs(&sdk.ServerCapabilities{
+			Tools: &sdk.ToolCapabilities{}, Resources: &sdk.ResourceCapabilities{ListChanged: true}, Prompts: &sdk.PromptCapabilities{},
+		}),
 		InitializedHandler: func(_ context.Context, r *sdk.InitializedRequest) { s.welcome(r.Session) },
 	})
 	s.outputs.server = s.mcp
@@ -81,21 +81,6 @@ func (s *server) welcome(to *sdk.ServerSession) {
 			}
 		}()
 	}
-}
-
-// tell logs, here and at the client.
-func (s *server) tell(ctx context.Context, to *sdk.ServerSession, level slog.Level, text string) {
-	s.log.Log(ctx, level, text)
-	if to == nil {
-		return
-	}
-	name := sdk.LoggingLevel("info")
-	if level >= slog.LevelWarn {
-		name = "warning"
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-	defer cancel()
-	_ = to.Log(ctx, &sdk.LoggingMessageParams{Level: name, Logger: "kern-sbx", Data: term.Visible(text)})
 }
 
 // beat is how often a step that takes long says that it goes on.
@@ -200,9 +185,16 @@ func add[In any](s *server, t *tool[In]) {
 		if err != nil {
 			return s.refusal(err), nil
 		}
+		if p := req.Session.InitializeParams(); p != nil && p.ProtocolVersion < firstLinks {
+			res.Content = slices.DeleteFunc(res.Content, func(c sdk.Content) bool { _, is := c.(*sdk.ResourceLink); return is })
+		}
 		return res, nil
 	})
 }
+
+// firstLinks is the first version of the protocol with links to resources. An older
+// client takes no answer that has one; the text names them as well.
+const firstLinks = "2025-06-18"
 
 // arguments reads those of a call.
 func arguments[In any](schema *jsonschema.Resolved, raw json.RawMessage) (*In, error) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path"
 	"slices"
 	"strings"
 	"sync"
@@ -24,6 +25,9 @@ import (
 const (
 	// mostAtOnce is how many boxes run at once for one client; further calls wait.
 	mostAtOnce = 8
+	// mostTrees is how many calls read or write files of the workspace at once: each
+	// may have as much of one in memory as a message can carry.
+	mostTrees = 4
 	// mostOutput is what is kept of each stream when --max-output asks for more, in
 	// bytes: the answer shows less, and the rest can be read for a while.
 	mostOutput = validate.Size(16 << 20)
@@ -45,13 +49,17 @@ type session struct {
 	// life ends with the server.
 	life  context.Context
 	held  *workspace.Held // the workspace that is kept by name
-	slots chan struct{}
+	slots chan struct{}   // boxes that run
+	trees chan struct{}   // calls that are at the files
 	calls atomic.Int64
 
 	opening chan struct{} // whoever holds its one word may change place and store
 	place   *place
 	store   *runner.Room // where snapshots lie
-	saved   []string     // their names
+
+	// Not under opening, which somebody holds who waits for calls to end.
+	names sync.Mutex
+	saved map[string]bool // snapshots; false for one that is not whole yet
 }
 
 // place is a workspace and the boxes that have it. A reset takes another one.
@@ -72,12 +80,14 @@ type place struct {
 
 	starting chan struct{} // whoever holds its one word may start the kernel
 	kernel   *pool.Kernel  // nil: none was started
+	replace  context.CancelCauseFunc
+	stale    string // why the one that is there has to be replaced, under mu
 	running  sync.WaitGroup
 	before   string // why the one before ended, for the next answer
 }
 
 func newSession(life context.Context, h *mcp.Handover, log *slog.Logger) *session {
-	s := &session{h: h, log: log, life: life, slots: make(chan struct{}, mostAtOnce), opening: make(chan struct{}, 1)}
+	s := &session{h: h, log: log, life: life, slots: make(chan struct{}, mostAtOnce), trees: make(chan struct{}, mostTrees), opening: make(chan struct{}, 1), saved: map[string]bool{}}
 	if h.Spec.MaxOutput == 0 || h.Spec.MaxOutput > mostOutput {
 		h.Spec.MaxOutput = mostOutput
 	}
@@ -116,8 +126,12 @@ func (s *session) hold() error {
 	return nil
 }
 
-// kept says that the workspace outlives the session.
-func (s *session) kept() bool { return s.h.Spec.Workspace != "" || s.h.Named != "" }
+// kept says that the workspace outlives the session. (With Named, hold sets
+// Spec.Workspace at a time when others ask.)
+func (s *session) kept() bool { return s.h.Named != "" || s.h.Spec.Workspace != "" }
+
+// owned says that the workspace is a directory of the user's own.
+func (s *session) owned() bool { return s.h.Named == "" && s.h.Spec.Workspace != "" }
 
 // lock waits for its turn to change the place.
 func (s *session) lock(ctx context.Context) error {
@@ -208,9 +222,36 @@ func (s *session) open(ctx context.Context, progress func(string) func(), fill f
 func (p *place) box() runner.Spec {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.guard()
 	spec := p.spec
 	spec.Env, spec.Ulimits = slices.Clone(spec.Env), slices.Clone(spec.Ulimits)
 	return spec
+}
+
+// guard looks again for what programs of the host would obey (rule S2): what has
+// come into the workspace, whoever made it, boxes can only read from now on. Those
+// that are there already could write it, and are replaced.
+func (p *place) guard() {
+	if len(p.spec.Watch) == 0 {
+		return
+	}
+	names, had := p.spec.Watch, len(p.spec.Mounts)
+	p.spec.Watch, p.spec.Mounts = nil, slices.Clip(p.spec.Mounts)
+	if err := p.spec.Guard(names); err != nil {
+		p.log.Warn("the workspace could not be looked at", "why", err.Error())
+	}
+	came := p.spec.Mounts[had:]
+	if len(came) == 0 || p.closed {
+		return
+	}
+	p.stale = path.Base(came[0].Target) + " has come into the workspace, which boxes may only read"
+	if old := p.ready; old != nil {
+		p.ready = nil
+		p.running.Go(func() {
+			old.Close()
+			p.keepReady(p.life, func(string) func() { return func() {} })
+		})
+	}
 }
 
 // isSetUp is told that the workspace has what --setup installs. What comes finds
@@ -516,6 +557,14 @@ func (p *place) interpreter(ctx context.Context, like *runner.Spec) (k *pool.Ker
 	case <-ctx.Done():
 		return nil, "", context.Cause(ctx)
 	}
+	p.mu.Lock()
+	stale := p.stale
+	p.stale = ""
+	p.mu.Unlock()
+	if p.kernel != nil && stale != "" {
+		p.replace(errors.New(stale))
+		p.kernel, p.before = nil, stale
+	}
 	if p.kernel != nil && p.kernel.Over() == nil {
 		return p.kernel, "", nil
 	}
@@ -542,7 +591,12 @@ func (p *place) interpreter(ctx context.Context, like *runner.Spec) (k *pool.Ker
 	}
 	p.isSetUp(ctx, like.Progress)
 	k = pool.NewKernel(nil, box, pool.KernelMeta{Name: "of the session", Lang: "python"}, pool.KernelOptions{})
-	p.running.Go(func() { k.Run(p.life) })
+	life, replace := context.WithCancelCause(p.life)
+	p.replace = replace
+	p.running.Go(func() {
+		k.Run(life)
+		replace(nil)
+	})
 	fresh, p.before, p.kernel = p.before, "", k
 	return k, fresh, nil
 }

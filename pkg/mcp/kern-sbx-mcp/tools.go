@@ -163,8 +163,11 @@ func (s *server) addTools() {
 			Annotations:  &sdk.ToolAnnotations{Title: "Run a command", OpenWorldHint: world, DestructiveHint: yes},
 			OutputSchema: schemaOf[runOut](),
 		},
-		edit: asks,
-		do:   s.runCommand,
+		edit: func(in *jsonschema.Schema) {
+			in.Properties["argv"].Type, in.Properties["argv"].Types = "array", nil // some hosts take one type only
+			asks(in)
+		},
+		do: s.runCommand,
 	})
 	encoding := func(in *jsonschema.Schema) { in.Properties["encoding"].Enum = []any{"utf-8", "base64"} }
 	add(s, &tool[writeIn]{
@@ -195,6 +198,11 @@ func (s *server) addTools() {
 		},
 		do: s.reset,
 	})
+	if s.session.owned() {
+		// A snapshot has no links and nothing of what the box may only read: what a
+		// restore would make of a directory of the user's is not what it was.
+		return
+	}
 	add(s, &tool[nameIn]{
 		Tool: sdk.Tool{
 			Name: "snapshot", Title: "Save the workspace", Description: "Save the files of the workspace, to be restored later in this session. A snapshot of the same name is replaced. Links, sockets and FIFOs are left out.",
@@ -227,7 +235,8 @@ func (s *server) asked(timeout float64, memory int, notes *[]string) (time.Durat
 	h := s.h
 	t := h.Spec.Timeout
 	if timeout > 0 {
-		t = time.Duration(min(timeout, 1e9) * float64(time.Second))
+		// Not nothing, which would be no limit.
+		t = max(time.Duration(min(timeout, 1e9)*float64(time.Second)), time.Millisecond)
 		if h.MaxTimeout > 0 && t > h.MaxTimeout {
 			t = h.MaxTimeout
 			*notes = append(*notes, fmt.Sprintf("timeout_s is %g at most on this server (--max-timeout)", t.Seconds()))
@@ -283,6 +292,15 @@ func (s *server) answer(ctx context.Context, j *job, notes []string) (*sdk.CallT
 		return nil, err
 	}
 	res := out.res
+	stopped := ""
+	if out.stopped != nil {
+		if stopped = "cancelled by the client"; !errors.Is(out.stopped, context.Canceled) {
+			stopped = out.stopped.Error()
+		}
+		if res.Fault != nil && res.Fault.Type == runner.Killed {
+			res.Fault.Message = stopped
+		}
+	}
 	o := &runOut{
 		OK: res.OK && out.stopped == nil, Status: res.Status, ExitCode: res.ExitCode, DurationMS: res.DurationMS, Memory: res.Usage.PeakMemory,
 		Outputs: []outputRef{}, Results: []string{}, Files: []change{}, Notes: []string{}, Hints: []string{},
@@ -358,12 +376,8 @@ func (s *server) answer(ctx context.Context, j *job, notes []string) (*sdk.CallT
 	}
 	body, clipped := clip(text.String(), maxText, "")
 	lines := []string{verdict(res)}
-	if out.stopped != nil {
-		why := "cancelled by the client"
-		if !errors.Is(out.stopped, context.Canceled) {
-			why = out.stopped.Error()
-		}
-		lines = append(lines, "[stopped: "+why+"]")
+	if stopped != "" {
+		lines = append(lines, "[stopped: "+stopped+"]")
 	}
 	if out.fresh != "" {
 		lines = append(lines, "[this ran in a fresh interpreter: the one before it had ended ("+oneLine(out.fresh, maxReason)+"), so its variables are gone; files in /workspace are still there]")
@@ -428,12 +442,24 @@ func (s *server) tree(ctx context.Context, req *sdk.CallToolRequest, f func(ctx 
 	defer p.leave()
 	ctx, end = also(ctx, p.life)
 	defer end()
-	t, err := workspace.OpenTree(p.box().Workspace)
-	if err != nil {
-		return err
+	select {
+	case s.session.trees <- struct{}{}:
+		defer func() { <-s.session.trees }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
-	defer t.Close()
-	return f(ctx, p, t)
+	dir := p.box().Workspace
+	t, err := workspace.OpenTree(dir)
+	if err == nil {
+		defer t.Close()
+		err = f(ctx, p, t)
+	}
+	var refused *validate.Error
+	if err != nil && ctx.Err() == nil && !errors.As(err, &refused) {
+		// Where it is on this machine is none of the model's business.
+		err = errors.New(strings.ReplaceAll(err.Error(), dir, runner.WorkspaceDir))
+	}
+	return err
 }
 
 func text(format string, args ...any) *sdk.CallToolResult {
@@ -448,12 +474,38 @@ func (s *server) writeFile(ctx context.Context, req *sdk.CallToolRequest, in *wr
 		}
 	}
 	err = s.tree(ctx, req, func(ctx context.Context, p *place, t *workspace.Tree) error {
-		most := int64(p.box().WorkspaceMax)
-		n, err := t.Put(ctx, in.Path, bytes.NewReader(content), workspace.PutOptions{Max: max(most, 0)})
-		res = text("wrote %s (%dB)", term.VisibleLine(in.Path), n)
+		spec := p.box()
+		note, err := guarded(&spec, in.Path)
+		if err != nil {
+			return err
+		}
+		n, err := t.Put(ctx, in.Path, bytes.NewReader(content), workspace.PutOptions{Max: max(int64(spec.WorkspaceMax), 0)})
+		res = text("wrote %s (%dB)%s", term.VisibleLine(in.Path), n, note)
 		return err
 	})
 	return res, err
+}
+
+// guarded refuses to write what the box cannot write either: what is mounted there
+// read-only, such as the hooks of a repository (rule S2). note is for a file that
+// programs of the host may obey, and that was not there.
+func guarded(spec *runner.Spec, path string) (note string, err error) {
+	parts, err := workspace.SplitPath(path)
+	if err != nil || len(parts) == 0 {
+		return "", err
+	}
+	inBox := runner.WorkspaceDir + "/" + strings.Join(parts, "/")
+	refused := slices.Contains(spec.Keep, parts[0])
+	for _, m := range spec.Mounts {
+		refused = refused || m.ReadOnly && (inBox == m.Target || strings.HasPrefix(inBox, m.Target+"/"))
+	}
+	switch {
+	case refused:
+		return "", &validate.Error{Field: "path", Value: path, Reason: "read-only in the sandbox, because programs outside it may obey what is there", Fix: "write another file"}
+	case slices.Contains(spec.Watch, parts[0]):
+		return "; programs outside the sandbox may obey " + parts[0], nil
+	}
+	return "", nil
 }
 
 func (s *server) readFile(ctx context.Context, req *sdk.CallToolRequest, in *readIn) (res *sdk.CallToolResult, err error) {
@@ -510,8 +562,13 @@ func fileContent(b []byte, in *readIn, size int64) *sdk.CallToolResult {
 	if !utf8.Valid(b) && more == "" && bytes.ContainsRune(b[:min(len(b), 8000)], 0) {
 		return text("a file of %d bytes that is not text; encoding base64 gives its bytes", size)
 	}
-	shown := clean(strings.ToValidUTF8(string(b), "\ufffd"))
-	shown, _ = clip(shown, maxText, "")
+	part := func(off, n int64) []byte { return bytes.ToValidUTF8(b[off:off+n], []byte("\ufffd")) }
+	if len(b) <= maxText {
+		// With the blanks at its end: it may be written back.
+		shown, _ := clip(clean(string(part(0, int64(len(b))))), maxText, "")
+		return text("%s%s", shown, more)
+	}
+	shown, _ := excerpt(int64(len(b)), part, maxText, "")
 	return text("%s%s", shown, more)
 }
 
@@ -520,7 +577,7 @@ func (s *server) listFiles(ctx context.Context, req *sdk.CallToolRequest, in *li
 	count, left := 0, 0
 	err = s.tree(ctx, req, func(ctx context.Context, _ *place, t *workspace.Tree) error {
 		return t.List(ctx, in.Path, true, func(e *workspace.Entry) error {
-			line := term.VisibleLine(e.Path)
+			line := disown(term.VisibleLine(e.Path))
 			switch e.Kind() {
 			case "file":
 				line += fmt.Sprintf(" (%dB)", e.Size)
@@ -566,10 +623,11 @@ const mostSnapshots = 16
 const defaultSnapshot = "default"
 
 func (s *server) snapshot(ctx context.Context, req *sdk.CallToolRequest, in *nameIn) (res *sdk.CallToolResult, err error) {
-	path, err := s.session.archive(in.name(), true)
+	path, err := s.session.archive(ctx, in.name(), true)
 	if err != nil {
 		return nil, err
 	}
+	defer func() { s.session.remember(in.name(), err == nil) }()
 	err = s.tree(ctx, req, func(ctx context.Context, p *place, t *workspace.Tree) error {
 		to, err := workspace.CreateArchive(path)
 		if err != nil {
@@ -589,7 +647,6 @@ func (s *server) snapshot(ctx context.Context, req *sdk.CallToolRequest, in *nam
 		if saved.Changed > 0 {
 			left += fmt.Sprintf("; %d files were being written to meanwhile", saved.Changed)
 		}
-		s.session.remember(in.name())
 		res = text("saved %d files (%dB) as snapshot %s%s", saved.Files, saved.Bytes, in.name(), left)
 		return nil
 	})
@@ -604,7 +661,7 @@ func (in *nameIn) name() string {
 }
 
 func (s *server) restore(ctx context.Context, req *sdk.CallToolRequest, in *nameIn) (*sdk.CallToolResult, error) {
-	path, err := s.session.archive(in.name(), false)
+	path, err := s.session.archive(ctx, in.name(), false)
 	if err != nil {
 		return nil, err
 	}
@@ -621,27 +678,27 @@ func (s *server) restore(ctx context.Context, req *sdk.CallToolRequest, in *name
 	return text("restored snapshot %s: %d files (%dB)%s", in.name(), got.Files, got.Bytes, more), nil
 }
 
-// archive is where a snapshot of that name lies.
-func (s *session) archive(name string, create bool) (string, error) {
+// archive is where a snapshot of that name lies. Who is to create it has to tell
+// remember what became of that.
+func (s *session) archive(ctx context.Context, name string, create bool) (path string, err error) {
 	if err := workspace.CheckName(name); err != nil {
 		return "", &validate.Error{Field: "name", Value: name, Reason: "not the name of a snapshot", Fix: "use at most 64 lower-case letters, digits, dots, _ and -, and begin with a letter or digit"}
 	}
-	s.opening <- struct{}{}
+	if err := s.lock(ctx); err != nil {
+		return "", err
+	}
 	defer s.unlock()
 	if s.h.Refusal != "" {
 		return "", errors.New(s.h.Refusal)
 	}
-	has := slices.Contains(s.saved, name)
-	switch {
-	case !create && !has:
-		e := &validate.Error{Field: "name", Value: name, Reason: "there is no snapshot of that name", Fix: "make one with the tool snapshot"}
-		if len(s.saved) > 0 {
-			e.Fix = "there are " + strings.Join(s.saved, ", ")
-		}
-		return "", e
-	case create && !has && len(s.saved) == mostSnapshots:
-		return "", &validate.Error{Field: "name", Value: name, Reason: fmt.Sprintf("there are %d snapshots, the most that are kept", mostSnapshots), Fix: "use the name of one that may be replaced: " + strings.Join(s.saved, ", ")}
+	if err := s.name(name, create); err != nil {
+		return "", err
 	}
+	defer func() {
+		if create && err != nil {
+			s.remember(name, false)
+		}
+	}()
 	if s.store == nil {
 		budget, cancel := runner.NewBudget(s.life, s.h.Spec.StartTimeout)
 		defer cancel()
@@ -711,11 +768,41 @@ func (s *session) restore(ctx context.Context, path string, progress func(string
 	return got, err
 }
 
-// remember notes that there is a snapshot of that name.
-func (s *session) remember(name string) {
-	s.opening <- struct{}{}
-	defer s.unlock()
-	if !slices.Contains(s.saved, name) {
-		s.saved = append(s.saved, name)
+// name checks that there is a snapshot of that name, or takes the name for one.
+func (s *session) name(name string, create bool) error {
+	s.names.Lock()
+	defer s.names.Unlock()
+	var whole []string
+	for n, ok := range s.saved {
+		if ok {
+			whole = append(whole, n)
+		}
+	}
+	slices.Sort(whole)
+	_, known := s.saved[name]
+	switch {
+	case !create && !s.saved[name]:
+		e := &validate.Error{Field: "name", Value: name, Reason: "there is no snapshot of that name", Fix: "make one with the tool snapshot"}
+		if len(whole) > 0 {
+			e.Fix = "there are " + strings.Join(whole, ", ")
+		}
+		return e
+	case create && !known && len(s.saved) >= mostSnapshots:
+		return &validate.Error{Field: "name", Value: name, Reason: fmt.Sprintf("there are %d snapshots, the most that are kept", mostSnapshots), Fix: "use the name of one that may be replaced: " + strings.Join(whole, ", ")}
+	case create && !known:
+		s.saved[name] = false
+	}
+	return nil
+}
+
+// remember notes whether a snapshot of that name was made. One that was there
+// before stays.
+func (s *session) remember(name string, made bool) {
+	s.names.Lock()
+	defer s.names.Unlock()
+	if made {
+		s.saved[name] = true
+	} else if !s.saved[name] {
+		delete(s.saved, name)
 	}
 }

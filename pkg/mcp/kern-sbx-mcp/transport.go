@@ -10,8 +10,10 @@ import (
 	"io"
 	"os"
 	"regexp"
+	"strconv"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
@@ -24,6 +26,10 @@ const (
 	idsWithin = 4 << 10
 	// mostIDs is how many requests a broken line is answered for.
 	mostIDs = 16
+	// mostPending and mostBytes bound the requests that wait for their answers: each
+	// is in memory, as is its answer when nobody reads it. More are not read.
+	mostPending = 1024
+	mostBytes   = 64 << 20
 )
 
 // Times of the end, which is within two seconds of the end of standard input.
@@ -49,17 +55,24 @@ type stdio struct {
 	close1   sync.Once
 
 	mu      sync.Mutex
-	pending map[string]bool
-	idle    chan struct{} // told whenever nothing is pending
+	pending map[string]int // how many bytes each has
+	held    int            // bytes of all
+	freed   chan struct{}  // told when there is one less
+	idle    chan struct{}  // told whenever nothing is pending
 
 	writing sync.Mutex
+
+	// Of the reader: since when it has seen that nothing more will come while it
+	// waited for something else, and that it waits no more.
+	hung time.Time
+	gone bool
 }
 
 func newStdio(in io.Reader, out io.Writer, stopping func(), log func(string)) *stdio {
 	return &stdio{
 		in: in, out: out, stopping: stopping, log: log,
 		messages: make(chan jsonrpc.Message), over: make(chan struct{}), closed: make(chan struct{}),
-		pending: map[string]bool{}, idle: make(chan struct{}, 1),
+		pending: map[string]int{}, freed: make(chan struct{}, 1), idle: make(chan struct{}, 1),
 	}
 }
 
@@ -116,7 +129,7 @@ func (c *stdio) Close() error {
 
 func (c *stdio) answered(id jsonrpc.ID) {
 	c.mu.Lock()
-	delete(c.pending, key(id))
+	c.drop(key(id))
 	none := len(c.pending) == 0
 	c.mu.Unlock()
 	if none {
@@ -125,6 +138,50 @@ func (c *stdio) answered(id jsonrpc.ID) {
 		default:
 		}
 	}
+}
+
+func (c *stdio) drop(key string) {
+	c.held -= c.pending[key]
+	delete(c.pending, key)
+	select {
+	case c.freed <- struct{}{}:
+	default:
+	}
+}
+
+// full says whether another request would be too much.
+func (c *stdio) full(size int) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.pending) >= mostPending || c.held+size > mostBytes && len(c.pending) > 0
+}
+
+// hangUpEvery is how often a reader that waits for something else looks whether
+// standard input has ended meanwhile.
+const hangUpEvery = 50 * time.Millisecond
+
+// await waits for something that a client which does not read can keep up, until
+// that client has gone; false then.
+func (c *stdio) await(done <-chan struct{}) bool {
+	tick := time.NewTicker(hangUpEvery)
+	defer tick.Stop()
+	for !c.gone {
+		select {
+		case <-done:
+			return true
+		case <-c.closed:
+			return false
+		case <-tick.C:
+			switch {
+			case !hungUp(c.in):
+			case c.hung.IsZero():
+				c.hung = time.Now()
+			case time.Since(c.hung) > lastCalls:
+				c.gone = true
+			}
+		}
+	}
+	return false
 }
 
 func (c *stdio) busy() bool {
@@ -147,7 +204,7 @@ func (c *stdio) read() {
 		case len(bytes.TrimSpace(line)) > 0:
 			c.take(bytes.TrimSpace(line))
 		}
-		if err != nil {
+		if err != nil || c.gone {
 			break
 		}
 	}
@@ -185,7 +242,7 @@ func readLine(r *bufio.Reader) (line []byte, long bool, err error) {
 func (c *stdio) take(line []byte) {
 	var fields map[string]json.RawMessage
 	switch err := json.Unmarshal(line, &fields); {
-	case !json.Valid(line):
+	case !json.Valid(line) || !utf8.Valid(line): // encoding/json would put other characters
 		c.refuse(line, jsonrpc.CodeParseError, "the line is not one JSON value")
 		return
 	case line[0] == '[':
@@ -204,8 +261,22 @@ func (c *stdio) take(line []byte) {
 		c.log("a line on standard input that is no message was left out")
 		return
 	}
+	if id := fields["id"]; !exact(id) {
+		// The library would answer to another one.
+		c.answer(id, jsonrpc.CodeInvalidRequest, "an id is a text or a whole number of 53 bits")
+		return
+	}
+	if _, ok := m.(*jsonrpc.Response); ok && fields["result"] == nil && fields["error"] == nil {
+		c.answer(fields["id"], jsonrpc.CodeInvalidRequest, "not a message of JSON-RPC 2.0: it has no method")
+		return
+	}
 	if req, ok := m.(*jsonrpc.Request); ok {
-		c.note(req)
+		for req.IsCall() && c.full(len(line)) {
+			if !c.await(c.freed) {
+				return
+			}
+		}
+		c.note(req, len(line))
 	}
 	select {
 	case c.messages <- m:
@@ -214,11 +285,15 @@ func (c *stdio) take(line []byte) {
 }
 
 // note remembers a call that has to be answered.
-func (c *stdio) note(req *jsonrpc.Request) {
+func (c *stdio) note(req *jsonrpc.Request, size int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if req.IsCall() {
-		c.pending[key(req.ID)] = true
+		k := key(req.ID)
+		if _, again := c.pending[k]; !again { // which the library refuses
+			c.pending[k] = size
+			c.held += size
+		}
 		return
 	}
 	var p struct {
@@ -226,7 +301,7 @@ func (c *stdio) note(req *jsonrpc.Request) {
 	}
 	if req.Method == "notifications/cancelled" && json.Unmarshal(req.Params, &p) == nil {
 		if id, err := jsonrpc.MakeID(p.RequestID); err == nil {
-			delete(c.pending, key(id)) // it need not be answered any more
+			c.drop(key(id)) // it need not be answered any more
 		}
 	}
 }
@@ -241,7 +316,7 @@ func (c *stdio) refuse(line []byte, code int64, why string) {
 	for _, m := range anyID.FindAllSubmatch(line[:min(len(line), idsWithin)], mostIDs) {
 		id := idOf(m[1])
 		c.mu.Lock()
-		runs := id != nil && c.pending[fmt.Sprintf("%T %[1]v", id)]
+		_, runs := c.pending[fmt.Sprintf("%T %[1]v", id)]
 		c.mu.Unlock()
 		if id == nil || runs || seen[string(m[1])] {
 			continue // its answer is still to come
@@ -269,11 +344,26 @@ func idOf(raw json.RawMessage) any {
 	return nil
 }
 
+// exact says whether an id is the same after encoding/json has read it.
+func exact(id json.RawMessage) bool {
+	if len(id) == 0 || id[0] != '-' && (id[0] < '0' || id[0] > '9') {
+		return true
+	}
+	n, err := strconv.ParseInt(string(id), 10, 64)
+	return err == nil && n >= -1<<53 && n <= 1<<53
+}
+
 func (c *stdio) answer(id any, code int64, why string) {
 	b, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": id, "error": map[string]any{"code": code, "message": why}})
-	if err == nil {
-		_ = c.line(b)
+	if err != nil {
+		return
 	}
+	done := make(chan struct{})
+	go func() {
+		_ = c.line(b)
+		close(done)
+	}()
+	c.await(done)
 }
 
 // takeStdout gives the descriptor that messages are written to, and makes standard
