@@ -77,7 +77,7 @@ own server are understood where no flag and no setting says otherwise.`,
 }
 
 func (o *mcpOpts) serve(c *cobra.Command) error {
-	if o.printConfig != "" {
+	if c.Flags().Changed("print-config") {
 		return o.config(c)
 	}
 	if err := o.configure(c, &o.box); err != nil {
@@ -304,6 +304,11 @@ func (o *mcpOpts) handover(c *cobra.Command) (*mcp.Handover, error) {
 
 // config prints what a client needs.
 func (o *mcpOpts) config(c *cobra.Command) error {
+	asJSON := o.global.json
+	o.global.json = false // it is about this answer, and none of the server's flags
+	if err := o.check(); err != nil {
+		return err
+	}
 	self, err := os.Executable()
 	if err != nil {
 		return err
@@ -315,7 +320,7 @@ func (o *mcpOpts) config(c *cobra.Command) error {
 	args := []string{"mcp"}
 	var bad error
 	c.Flags().Visit(func(f *pflag.Flag) {
-		if f.Name == "print-config" || bad != nil {
+		if f.Name == "print-config" || f.Name == "json" || bad != nil {
 			return
 		}
 		values := []string{f.Value.String()}
@@ -333,7 +338,7 @@ func (o *mcpOpts) config(c *cobra.Command) error {
 					bad = validate.In("--volume", err)
 					return
 				}
-				v = m.Source + ":" + m.Target
+				v = filepath.Clean(m.Source) + ":" + m.Target
 				if m.ReadOnly {
 					v += ":ro"
 				}
@@ -352,7 +357,7 @@ func (o *mcpOpts) config(c *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	if o.global.json {
+	if asJSON {
 		return o.printJSON(map[string]string{"client": o.printConfig, "where": where, "config": text})
 	}
 	fmt.Fprintln(o.out, text)

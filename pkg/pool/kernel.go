@@ -704,8 +704,8 @@ func (k *Kernel) abandon(j *job) (dropped bool) {
 const doGrace = time.Second
 
 // Do runs one cell for this process, after those that were first. The end of the
-// context interrupts it, and ends the kernel when it does not heed that. The error
-// is a *DeadKernelError, or ErrInterrupted for a cell that did not run.
+// context interrupts it, and ends the kernel when it does not heed that, or at once
+// for another cause than a mere cancellation. The error is a *DeadKernelError, or ErrInterrupted for a cell that did not run.
 func (k *Kernel) Do(ctx context.Context, cell *Cell) (*Outcome, error) {
 	j := &job{
 		body: agent.Body{File: cell.File, Code: cell.Code}, signals: make(chan os.Signal, 8), done: make(chan struct{}), timeout: k.opts.Timeout,
@@ -713,6 +713,9 @@ func (k *Kernel) Do(ctx context.Context, cell *Cell) (*Outcome, error) {
 	}
 	if cell.Stdin != nil {
 		j.files = append(j.files, cell.Stdin)
+	}
+	for _, a := range cell.Args {
+		j.body.Argv = append(j.body.Argv, []byte(a))
 	}
 	if cell.Timeout != nil {
 		j.timeout = *cell.Timeout
@@ -739,6 +742,9 @@ func (k *Kernel) Do(ctx context.Context, cell *Cell) (*Outcome, error) {
 				return nil, ErrInterrupted
 			}
 			cancelled, force = nil, time.After(doGrace)
+			if !errors.Is(context.Cause(ctx), context.Canceled) {
+				force = time.After(0)
+			}
 			k.pass(j, unix.SIGINT)
 		case <-force:
 			k.pass(j, unix.SIGTERM)

@@ -11,6 +11,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -31,6 +32,7 @@ type server struct {
 	session *session
 	outputs outputs
 	client  atomic.Pointer[sdk.ServerSession]
+	warm    sync.Once
 	// saidUncapped: the client knows that this host cannot cap a box.
 	saidUncapped atomic.Bool
 }
@@ -48,6 +50,7 @@ func newServer(life context.Context, h *mcp.Handover, log *slog.Logger) *server 
 		}),
 		InitializedHandler: func(_ context.Context, r *sdk.InitializedRequest) { s.welcome(r.Session) },
 	})
+	s.mcp.AddReceivingMiddleware(s.discovered)
 	s.outputs.server = s.mcp
 	s.addTools()
 	s.addResources()
@@ -72,14 +75,30 @@ func (s *server) welcome(to *sdk.ServerSession) {
 	for _, n := range s.h.Notes {
 		s.tell(context.Background(), to, slog.LevelWarn, n)
 	}
-	if s.h.Prewarm > 0 && s.h.Refusal == "" {
-		go func() {
-			// The boxes are started before anybody asks.
-			p, err := s.session.enter(s.session.life, s.progress(context.Background(), nil))
-			if err == nil {
-				p.leave()
-			}
-		}()
+	s.warm.Do(s.prewarm)
+}
+
+// prewarm starts boxes before anybody asks for one.
+func (s *server) prewarm() {
+	if s.h.Prewarm == 0 || s.h.Refusal != "" {
+		return
+	}
+	go func() {
+		p, err := s.session.enter(s.session.life, s.progress(context.Background(), nil))
+		if err == nil {
+			p.leave()
+		}
+	}()
+}
+
+// discovered is welcome for clients of the newest protocol, which ask what there is
+// and do not say when they are ready.
+func (s *server) discovered(next sdk.MethodHandler) sdk.MethodHandler {
+	return func(ctx context.Context, method string, req sdk.Request) (sdk.Result, error) {
+		if method == "server/discover" {
+			s.warm.Do(s.prewarm)
+		}
+		return next(ctx, method, req)
 	}
 }
 
