@@ -709,10 +709,10 @@ func relaxes(set []Change) bool {
 // everything is the last question: with all at once that the flags can change,
 // does it still fail in the same way? Then it is not the flags.
 func (s *search) everything(last *node) error {
-	own, blamed := blame(&s.Box, s.base)
+	own, blamed := s.blame(s.base)
 	if !blamed || own.weak {
 		// What is left after the best changes may say more.
-		if v, ok := blame(&s.Box, last.out); ok && (!blamed || !v.weak) {
+		if v, ok := s.blame(last.out); ok && (!blamed || !v.weak) {
 			own, blamed = v, true
 		}
 	}
@@ -756,6 +756,13 @@ func (s *search) everything(last *node) error {
 		s.giveUp()
 	}
 	return nil
+}
+
+// blame says whose failure an outcome is, as far as that does not depend on what was
+// not tried.
+func (s *search) blame(o *Outcome) (verdictOf, bool) {
+	v, ok := blame(&s.Box, o)
+	return v, ok && !(v.open && len(s.d.NotTried) > 0)
 }
 
 // offline says whether the network was what it lacked, and was of no help.
@@ -814,7 +821,7 @@ func (s *search) giveUp() {
 		return
 	}
 	if s.base != nil {
-		if b, ok := blame(&s.Box, s.base); ok && !b.weak {
+		if b, ok := s.blame(s.base); ok && !b.weak {
 			s.conclude(b)
 			return
 		}

@@ -12,8 +12,9 @@ import (
 type verdictOf struct {
 	kind, why, advice, topic string
 	// sure: nothing has to be tried first. weak: a box with everything changed has
-	// to fail in the same way before it is said.
-	sure, weak bool
+	// to fail in the same way before it is said. open: what was not tried may be the
+	// answer all the same.
+	sure, weak, open bool
 }
 
 // blame says whose failure an outcome is, when something in it tells.
@@ -91,7 +92,7 @@ func verdictFrom(h hints.Hint) verdictOf {
 		v.kind = Unfixable
 	case len(h.Remedies) == 0: // something that is no flag, or one that trials cannot have
 		v.kind = NotFound
-		if h.Flag != "" {
+		if v.open = h.Flag == ""; !v.open {
 			v.advice = "run it with " + h.Flag
 		}
 	}

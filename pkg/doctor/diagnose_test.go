@@ -173,6 +173,43 @@ func TestLikely(t *testing.T) {
 	}
 }
 
+// TestUnmapped: whether this machine lends numbers shows when the box may have the
+// capabilities that they come with, and no sooner.
+func TestUnmapped(t *testing.T) {
+	const text = `[emerg] 1#1: chown("/var/lib/nginx/body", 33) failed (22: Invalid argument)`
+	all := Change{"cap-drop", "none"}
+	ask := func(relax bool, lab *fakeLab) *Diagnosis {
+		t.Helper()
+		d, err := Diagnose(t.Context(), Question{Box: testBox("nginx"), Try: lab.try, AllowRelax: relax})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	d := ask(false, &fakeLab{needs: []Change{all}, says: []string{text}})
+	if d.Verdict != NotFound || len(d.NotTried) != 1 || !slices.Equal(d.NotTried[0].Changes, []Change{all}) || strings.Contains(d.Why, "lends") || !strings.Contains(d.Advice, "--cap-drop none") {
+		t.Errorf("without leave: %+v", d)
+	}
+	if d = ask(true, &fakeLab{needs: []Change{all}, says: []string{text}}); d.Verdict != Fixed || d.Fix.Hint != "unmapped-owner" || !slices.Equal(d.Fix.Changes, []Change{all}) {
+		t.Errorf("with numbers: %+v", d)
+	}
+	none := &fakeLab{do: func(int, []Change) *Outcome { return failed(text) }}
+	if d = ask(true, none); d.Verdict != NotFound || len(d.NotTried) != 0 || !strings.Contains(d.Advice, "/etc/subuid") {
+		t.Errorf("without numbers: %+v", d)
+	}
+	// No single capability helps against it.
+	b := testBox("nginx")
+	list := propose(&b, failed("[alert] could not open error log file: open() \"/var/log/nginx/error.log\" failed (13: Permission denied)\n"+text), nil)
+	for _, r := range list {
+		if r.Relaxes && !slices.Equal(r.Changes, []Change{all}) {
+			t.Errorf("%v is proposed", r.Changes)
+		}
+	}
+	if !slices.ContainsFunc(list, func(r Remedy) bool { return slices.Equal(r.Changes, []Change{all}) }) {
+		t.Errorf("%+v", list)
+	}
+}
+
 // TestHints: what the table knows gives its name to the fix, and every name that a
 // remedy has can be explained.
 func TestHints(t *testing.T) {

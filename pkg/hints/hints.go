@@ -161,7 +161,8 @@ type rule struct {
 	// unsure, too plain or too long-winded to be printed after a run.
 	diag bool
 	// text rows go by what the code printed, and noise rows among them by what it
-	// may print and go on.
+	// may print and go on. A noise row that is no diag row is about a run that ended
+	// well, and about no other.
 	text, noise bool
 	match       func(*view) (Hint, bool)
 }
@@ -217,12 +218,18 @@ func Relaxing(flag string) bool {
 }
 
 // Find gives the one hint that is worth a line after a run, if any. Code in the
-// box wrote some of what it goes by, so a run that ended well gets none of that.
+// box wrote some of what it goes by, so a run that ended well gets none of that, but
+// for the complaint that all take for a failure.
 func Find(f *Facts) (Hint, bool) {
 	v := newView(f, false)
 	blamed := false
-	for _, r := range slices.Concat(factRows(), textRows(), lastRows()) {
-		if r.text && (blamed || !v.failed()) {
+	for _, r := range slices.Concat(factRows(), textRows(), lastRows(), noises()) {
+		switch {
+		case r.noise && !r.diag:
+			if !v.endedWell() {
+				continue
+			}
+		case r.text && (blamed || !v.failed()):
 			continue
 		}
 		h, ok := r.match(v)
@@ -249,7 +256,7 @@ func Match(f *Facts) []Hint {
 	var all []Hint
 	v := newView(f, true)
 	for _, r := range table() {
-		if r.text && !r.noise && f.ExitCode == 0 && f.Fault == "" {
+		if r.text && !r.noise && v.endedWell() {
 			continue
 		}
 		v.hit = -1

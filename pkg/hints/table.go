@@ -235,12 +235,12 @@ func lastRows() []rule {
 	}
 }
 
-// noises are complaints of programs that go on, and may well succeed. Only a
-// diagnosis asks for them.
+// noises are complaints of programs that go on, and may well succeed. A diagnosis
+// asks for them, and run for the one that looks like a failure of the box.
 func noises() []rule {
 	rows := []rule{
 		{id: "matplotlib-cache", match: func(v *view) (Hint, bool) {
-			if !v.says("mplconfigdir", "config/matplotlib", "/.cache/matplotlib", "matplotlib created a temporary") || v.env("MPLCONFIGDIR") {
+			if v.env("MPLCONFIGDIR") || !v.both([]string{"mkdir -p failed for path"}, []string{"/matplotlib"}) && !v.says("matplotlib created a temporary") {
 				return none()
 			}
 			return fix("matplotlib finds no place for its settings and its cache below HOME, makes one for this run, and says so",
@@ -266,32 +266,44 @@ func noises() []rule {
 		}},
 	}
 	for i := range rows {
-		rows[i].diag, rows[i].noise = true, true
+		rows[i].diag, rows[i].noise = rows[i].id != "matplotlib-cache", true
 	}
 	return byText(rows)
 }
 
 // dirFor is the directory that a program could be given as memory so that it can
-// write p, and how much of it; "" for places that hold what a box needs.
-func dirFor(p string) (dir, amount string) {
+// write p, "" for places that hold what a box needs.
+func dirFor(p string) string {
 	p = realPath(p)
-	switch {
-	case below(p, "/run"):
-		return "/run", "16m"
-	case below(p, "/var/tmp"):
-		return "/var/tmp", "64m"
+	for _, d := range []string{"/run", "/var/tmp"} {
+		if below(p, d) {
+			return d
+		}
 	}
-	for _, d := range []string{"/var/log", "/var/cache", "/var/spool"} {
+	for _, d := range []string{"/var/log", "/var/cache", "/var/spool", "/var/lib"} {
 		rest, ok := strings.CutPrefix(p, d+"/")
 		if !ok {
 			continue
 		}
-		if first, _, deeper := strings.Cut(rest, "/"); deeper {
+		if first, _, deeper := strings.Cut(rest, "/"); deeper || d == "/var/lib" {
 			d += "/" + first
 		}
-		return d, "16m"
+		return d
 	}
-	return "", ""
+	return ""
+}
+
+// memory is the change that makes a directory one of memory, with as much as what is
+// kept in such a place takes.
+func memory(dir string) string {
+	amount := "16m"
+	switch {
+	case below(dir, "/var/log"):
+		amount = "4m"
+	case below(dir, "/var/tmp"):
+		amount = "64m"
+	}
+	return "tmpfs=" + dir + ":" + amount
 }
 
 // realPath follows the links that most images have; a mount has to be at what they

@@ -315,13 +315,26 @@ func textRows() []rule {
 			return h, ok
 		}},
 		{id: "unmapped-owner", match: func(v *view) (Hint, bool) {
-			if !v.both([]string{"chown", "changing ownership", "change owner", "lchown"}, []string{"invalid argument", "einval"}) {
+			if !v.unmapped() {
 				return none()
 			}
-			return Hint{
-				Why:    "a box knows no owner but its own user, and those whose numbers this machine lends you",
-				Advice: "leave owners out by an option of the tool (rsync --no-o --no-g, cp without -p)",
-			}, true
+			why := "a box has no users but its own: others come with --cap-drop none, where a line for you in /etc/subuid and /etc/subgid lends numbers for them"
+			tool, _, _ := strings.Cut(v.lines[v.hit], ":")
+			keepsOwners := slices.Contains(ownerTools, v.program()) || slices.Contains(ownerTools, tool)
+			if keepsOwners {
+				why = "a box knows no owner but its own user, and those whose numbers this machine lends you; leave owners out by an option of the tool (rsync --no-o --no-g, cp without -p)"
+			}
+			h, ok := fix(why, set("cap-drop=none"))
+			if keepsOwners || v.Caps {
+				h.Flag, h.Relaxes = "", false
+			}
+			return h, ok
+		}},
+		{id: "unmapped-owner", match: func(v *view) (Hint, bool) {
+			if !v.Caps || v.User != "" {
+				return none()
+			}
+			return v.memoryAt(v.deniedPaths("/var/log", "/var/cache", "/var/spool"), "what is there belongs to a user that the box does not know, so that its capabilities do not count")
 		}},
 		{id: "chown", match: func(v *view) (Hint, bool) {
 			if v.Caps || !v.both([]string{"chown", "changing ownership", "change owner"}, notOurs) {
@@ -424,6 +437,11 @@ func (v *view) ownHeap() bool {
 		(hasAny(v.argv, []string{"--max-old-space-size", "--max_old_space_size"}) || v.env("NODE_OPTIONS"))
 }
 
+// unmapped reports that a file was to be given to a user whom the box does not know.
+func (v *view) unmapped() bool {
+	return v.both([]string{"chown", "changing ownership", "change owner"}, []string{"invalid argument", "einval"})
+}
+
 func hasPrefix(s string, all []string) bool {
 	return slices.ContainsFunc(all, func(p string) bool { return strings.HasPrefix(s, p) })
 }
@@ -452,7 +470,9 @@ var (
 	// scratchNames are how tools name files in $TMPDIR. A path that is written in a
 	// program stays where it is, whatever TMPDIR says.
 	scratchNames = []string{"/tmp/sort", "/tmp/tmp", "/tmp/pip-", "/tmp/cc", "/tmp/npm-", "/tmp/rustc", "/tmp/git", "/tmp/etilqs", "/tmp/sqlite", "/tmp/node-", "/tmp/go-"}
-	noRoute      = []string{"network is unreachable", "enetunreach", "no route to host", "ehostunreach", "network unreachable", "noroutetohost"}
+	// ownerTools give files the owners that others had.
+	ownerTools = []string{"rsync", "cp", "tar", "install", "chown"}
+	noRoute    = []string{"network is unreachable", "enetunreach", "no route to host", "ehostunreach", "network unreachable", "noroutetohost"}
 )
 
 // homeReadOnly knows what cannot be written below HOME.
@@ -526,23 +546,21 @@ func tmpFull(v *view) (Hint, bool) {
 }
 
 // readOnlyRoot knows directories that servers want to write to. Below /var/lib may
-// be data that a tmpfs hides, so only a diagnosis goes there.
+// be data that memory hides, so only a diagnosis goes there when nothing says that
+// the program makes what it has there.
 func readOnlyRoot(v *view) (Hint, bool) {
-	var changes []string
-	for _, p := range v.readOnlyPaths() {
-		if below(p.path, "/var/lib") {
-			return none()
-		}
-		dir, amount := dirFor(p.path)
-		if c := "tmpfs=" + dir + ":" + amount; dir != "" && !slices.Contains(changes, c) && len(changes) < 4 {
-			changes = append(changes, c)
-			v.hit = p.line
-		}
-	}
-	if len(changes) == 0 {
+	places := v.readOnlyPaths()
+	if slices.ContainsFunc(places, func(p place) bool { return below(p.path, "/var/lib") && !makes(v.lines[p.line], p.path) }) {
 		return none()
 	}
-	return fix("the program writes to a place in the box's read-only root", set(changes...))
+	return v.memoryAt(places, "the program writes to a place in the box's read-only root")
+}
+
+// makes says whether a line is about making a directory, or a file at the top of
+// what one program has below /var/lib.
+func makes(l, p string) bool {
+	return hasAny(l, []string{"mkdir", "create directory", "create the directory"}) ||
+		strings.Count(p, "/") == strings.Count("/var/lib/NAME/FILE", "/") && strings.Contains(l, "create")
 }
 
 // here spells a relative path so that it is one.

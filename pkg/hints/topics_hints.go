@@ -159,7 +159,8 @@ Only uids that are mapped exist in a box, and without subuid that is one. chown 
 other is EINVAL, with all capabilities. Most tools can leave owners alone: rsync --no-o
 --no-g, cp without -p, tar --no-same-owner, a package option like --no-chown. With a line
 for you in /etc/subuid and /etc/subgid, newuidmap (package uidmap) and --cap-drop none, a
-box has the users of its image.`},
+box has the users of its image. A file of a user that the box does not know, such as a
+server's log, is closed to root of the box as well: a --tmpfs in its place is not.`},
 		{"chown", "files cannot be given to another owner", `
 chown wants CAP_CHOWN, which no box has by itself. --cap-add CHOWN gives it, a server
 that changes its user needs SETUID and SETGID too, and --cap-drop none is the recipe for

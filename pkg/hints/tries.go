@@ -167,7 +167,7 @@ var covered = []string{
 func anyRoot(v *view) (Hint, bool) {
 	var all []Remedy
 	add := func(i int, dir string) {
-		r := set("tmpfs=" + dir + ":16m")
+		r := set(memory(dir))
 		if !slices.ContainsFunc(all, func(x Remedy) bool { return x.Changes[0] == r.Changes[0] }) {
 			if all = append(all, r); len(all) == 1 {
 				v.hit = i
@@ -251,7 +251,7 @@ func anyNetwork(v *view) (Hint, bool) {
 // anyRight answers what the box may not do.
 func anyRight(v *view) (Hint, bool) {
 	refused := append(slices.Concat(notOurs, denied), "eperm", "setresuid", "setgid", "setuid", "lacks privilege", "must be root", "are you root", "permission to capture", "permission to perform")
-	if !v.says(refused...) && !v.both([]string{"chown"}, []string{"invalid argument"}) {
+	if !v.says(refused...) || v.unmapped() { // no right of its own brings a user: unmapped-owner
 		return none()
 	}
 	var all []Remedy

@@ -130,6 +130,9 @@ func (v *view) failed() bool {
 	return v.ExitCode != 0 && v.Fault == "" && !signal
 }
 
+// endedWell says that there is nothing to explain.
+func (v *view) endedWell() bool { return v.ExitCode == 0 && v.Fault == "" }
+
 func hasAny(s string, words []string) bool {
 	return slices.ContainsFunc(words, func(w string) bool { return strings.Contains(s, w) })
 }
@@ -255,6 +258,39 @@ func (v *view) readOnlyPaths() []place {
 		}
 	}
 	return all
+}
+
+// deniedPaths lists the paths below some directories of lines that say that one may
+// not be opened or made.
+func (v *view) deniedPaths(dirs ...string) []place {
+	var all []place
+	for i, l := range v.lines {
+		if hasAny(l, denied) && hasAny(l, []string{"open", "create", "write"}) && !hasAny(l, asides) {
+			for _, p := range pathsIn(v.orig[i]) {
+				if slices.ContainsFunc(dirs, func(d string) bool { return below(p, d) }) {
+					all = append(all, place{p, i})
+				}
+			}
+		}
+	}
+	return all
+}
+
+// memoryAt gives a program memory where it wants to write, in four directories at
+// most.
+func (v *view) memoryAt(places []place, why string) (Hint, bool) {
+	var changes []string
+	for _, p := range places {
+		dir := dirFor(p.path)
+		if c := memory(dir); dir != "" && !slices.Contains(changes, c) && len(changes) < 4 {
+			changes = append(changes, c)
+			v.hit = p.line
+		}
+	}
+	if len(changes) == 0 {
+		return none()
+	}
+	return fix(why, set(changes...))
 }
 
 // homeRemedies are the ways to give a toolchain a HOME, in the order that keeps

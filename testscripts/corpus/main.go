@@ -18,6 +18,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/kern-sbx/kern-sbx/testscripts/roots"
 )
 
 // testCase is one line of the corpus.
@@ -197,7 +199,11 @@ func (r *runner) root(name string) ([]string, string, error) {
 	if !r.built {
 		r.built = true
 		fmt.Fprintln(os.Stderr, "corpus: building root file systems, which takes some minutes")
-		cmd := exec.Command(r.builder, filepath.Join(r.roots, "none"), r.roots)
+		base, err := roots.Debian(context.Background(), r.roots, "base")
+		if err != nil {
+			base = filepath.Join(r.roots, "none") // the script knows its own way
+		}
+		cmd := exec.Command(r.builder, base, r.roots)
 		cmd.Stderr = os.Stderr
 		if err := cmd.Run(); err != nil {
 			r.noRoot[name] = "the root " + name + " could not be built: " + err.Error()
