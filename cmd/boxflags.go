@@ -62,21 +62,68 @@ type boxFlags struct {
 	given map[string]string
 }
 
+// ofBox marks a flag of a box, which is a configuration key as well.
+const ofBox = "kern-sbx-box"
+
+// list declares a flag that may be given several times. (pflag's own makes a CSV
+// writer of 4 KiB for each, to write the default.)
+func list(f *pflag.FlagSet, to *[]string, name, short string, value []string, usage string) {
+	*to = value
+	f.VarP(&listValue{all: to}, name, short, usage)
+}
+
+// listValue is a pflag.Value and pflag.SliceValue. The first value that is set takes
+// the place of the default.
+type listValue struct {
+	all   *[]string
+	given bool
+}
+
+func (l *listValue) Set(s string) error {
+	if !l.given {
+		l.given, *l.all = true, nil
+	}
+	*l.all = append(*l.all, s)
+	return nil
+}
+
+// Type is pflag's name for it, which cobra's completion knows.
+func (l *listValue) Type() string { return "stringArray" }
+
+func (l *listValue) String() string { return "[" + strings.Join(*l.all, ",") + "]" }
+
+func (l *listValue) Append(s string) error {
+	*l.all = append(*l.all, s)
+	return nil
+}
+
+func (l *listValue) Replace(all []string) error {
+	*l.all = all
+	return nil
+}
+
+func (l *listValue) GetSlice() []string { return *l.all }
+
 // hostImage is the reserved name of the host's own /usr as an image.
 const hostImage = "host"
 
 // add declares the flags of a box on a command.
 func (b *boxFlags) add(c *cobra.Command) {
 	f := c.Flags()
+	groups := map[string]map[string][]string{}
 	in := func(group string, names ...string) {
+		// One map for all of a group: each shell line pays for what is made here.
+		if groups[group] == nil {
+			groups[group] = map[string][]string{flagGroup: {group}, ofBox: nil}
+		}
 		for _, n := range names {
-			f.SetAnnotation(n, flagGroup, []string{group})
+			f.Lookup(n).Annotations = groups[group]
 		}
 	}
 	f.StringVar(&b.image, "image", runner.DefaultImage, "run in the image `REF`; host is this machine's own /usr")
 	f.StringVar(&b.rootfs, "rootfs", "", "use the directory `DIR` as the root instead of an image")
 	f.StringVar(&b.pull, "pull", "missing", "fetch the image `WHEN`: missing, never or always")
-	f.StringArrayVar(&b.hostTools, "host-tool", nil, "with --image host: bring the program `NAME` from outside /usr")
+	list(f, &b.hostTools, "host-tool", "", nil, "with --image host: bring the program `NAME` from outside /usr")
 	f.StringVar(&b.pullTimeout, "pull-timeout", runner.DefaultPullTimeout.String(), "fetch an image within `TIME`")
 	f.StringVar(&b.pycCache, "pyc-cache", "auto", "give Python the compiled library of its image `WHEN`: auto or off")
 	in(inRoot, "image", "rootfs", "pull", "host-tool")
@@ -84,7 +131,7 @@ func (b *boxFlags) add(c *cobra.Command) {
 
 	f.StringVarP(&b.workspace, "workspace", "W", "", "mount `DIR` at /workspace, or one kept as @NAME (else: a private one, removed)")
 	f.BoolVar(&b.trackFiles, "track-files", false, "list the changed files (by itself with --json and a private workspace)")
-	f.StringArrayVar(&b.trackIgnore, "track-ignore", nil, "with --track-files: leave out names or paths that match `PATTERN`")
+	list(f, &b.trackIgnore, "track-ignore", "", nil, "with --track-files: leave out names or paths that match `PATTERN`")
 	f.StringVar(&b.workspaceMax, "workspace-max", "auto", "let the workspace hold `SIZE`, or none; auto is 10g, and none for -W")
 	f.StringVar(&b.workspaceSize, "workspace-size", "none", "put the workspace into the memory of the box, at most `SIZE`; with -W copied back")
 	in(inAdvanced, "workspace-size")
@@ -96,12 +143,12 @@ func (b *boxFlags) add(c *cobra.Command) {
 	f.BoolVar(&b.setupForce, "setup-force", false, "with --setup: run it even when its packages are there")
 	f.BoolVar(&b.setupEnv, "setup-env", false, "with --setup: give --env and --env-file to it too, with the network")
 	f.BoolVar(&b.depsReadOnly, "deps-readonly", true, "keep the box from changing what --setup installed")
-	f.StringArrayVarP(&b.volumes, "volume", "v", nil, "mount a directory or file, `SRC:DST[:ro]`")
-	f.StringArrayVar(&b.mounts, "mount", nil, "the same with named fields, `type=bind,src=S,dst=D[,ro]`")
-	f.StringArrayVar(&b.tmpfs, "tmpfs", nil, "memory at a path, `PATH:SIZE` (default /tmp:64m), or none")
-	f.StringArrayVar(&b.writable, "writable", nil, "with -W: let the box write `NAME`, one of "+strings.Join(guarded, " "))
-	f.StringArrayVarP(&b.env, "env", "e", nil, "set a variable, `K[=V]`; K alone takes the caller's value")
-	f.StringArrayVar(&b.envFiles, "env-file", nil, "read variables from `FILE`, as docker does")
+	list(f, &b.volumes, "volume", "v", nil, "mount a directory or file, `SRC:DST[:ro]`")
+	list(f, &b.mounts, "mount", "", nil, "the same with named fields, `type=bind,src=S,dst=D[,ro]`")
+	list(f, &b.tmpfs, "tmpfs", "", nil, "memory at a path, `PATH:SIZE` (default /tmp:64m), or none")
+	list(f, &b.writable, "writable", "", nil, "with -W: let the box write `NAME`, one of "+strings.Join(guarded, " "))
+	list(f, &b.env, "env", "e", nil, "set a variable, `K[=V]`; K alone takes the caller's value")
+	list(f, &b.envFiles, "env-file", "", nil, "read variables from `FILE`, as docker does")
 	f.StringVarP(&b.workdir, "workdir", "w", runner.WorkspaceDir, "start the command in `DIR`")
 	f.BoolVarP(&b.stdin, "interactive", "i", false, "give standard input to the command")
 	f.StringVar(&b.pool, "pool", "auto", "take a box that waits (kern-sbx prewarm): `WHEN` is auto, off or require")
@@ -121,23 +168,23 @@ func (b *boxFlags) add(c *cobra.Command) {
 	f.StringVar(&b.limits, "limits", runner.LimitsAuto, "let `WHO` enforce the caps: auto, kern, own (a cgroup of ours) or off")
 	f.BoolVar(&b.requireLimits, "require-limits", false, "refuse to run when memory and processes cannot be capped here")
 	f.StringVar(&b.cpuset, "cpuset-cpus", "", "run on these CPUs of the host, `LIST` like 0-3 or 0,2")
-	f.StringArrayVar(&b.ulimits, "ulimit", nil, "set a resource limit, `NAME=SOFT[:HARD]`")
+	list(f, &b.ulimits, "ulimit", "", nil, "set a resource limit, `NAME=SOFT[:HARD]`")
 	f.StringVar(&b.fitCPUs, "fit-cpus", "", "let programs see as many CPUs as --cpus gives; java,node,make add their own settings (`FOR`)")
 	f.Lookup("fit-cpus").NoOptDefVal = "all"
 	in(inLimits, "memory", "cpus", "pids-limit", "timeout", "require-limits")
 	in(inAdvanced, "start-timeout", "max-output", "limits", "cpuset-cpus", "ulimit", "fit-cpus")
 
 	f.StringVar(&b.network, "network", "none", "network `MODE`: none, or host, this machine's own with its loopback")
-	f.StringArrayVar(&b.egress, "egress-allow", nil, "let the box reach these domains by HTTP, `A,B`, and nothing else")
+	list(f, &b.egress, "egress-allow", "", nil, "let the box reach these domains by HTTP, `A,B`, and nothing else")
 	in(inNetwork, "network", "egress-allow")
 
 	f.StringVarP(&b.user, "user", "u", "", "run as `USER[:GROUP]` of the box (default its root)")
 	f.StringVar(&b.hostname, "hostname", "", "call the box `NAME`")
-	f.StringArrayVar(&b.capDrop, "cap-drop", []string{"ALL"}, "drop the capability `CAP`; none drops no more than kern does")
-	f.StringArrayVar(&b.capAdd, "cap-add", nil, "keep the capability `CAP`")
+	list(f, &b.capDrop, "cap-drop", "", []string{"ALL"}, "drop the capability `CAP`; none drops no more than kern does")
+	list(f, &b.capAdd, "cap-add", "", nil, "keep the capability `CAP`")
 	f.StringVar(&b.security, "security-profile", "", "kern's bundle `NAME`: untrusted")
 	f.StringVar(&b.apparmor, "apparmor", "", "enter the loaded AppArmor profile `NAME`")
-	f.StringArrayVar(&b.profiles, "profile", nil, "attach a resource profile of kern.toml, `KIND:NAME`")
+	list(f, &b.profiles, "profile", "", nil, "attach a resource profile of kern.toml, `KIND:NAME`")
 	f.StringVar(&b.kernConfig, "kern-config", "", "take resource profiles from `FILE`")
 	in(inAdvanced, "user", "hostname", "cap-drop", "cap-add", "security-profile", "apparmor", "profile", "kern-config")
 

@@ -59,7 +59,7 @@ keys apply. Read it first: it can give a box more than you would. When it change
 it is no longer trusted.`,
 			Example: "  cat .kern-sbx.toml && kern-sbx config trust",
 			RunE: func(_ *cobra.Command, args []string) error {
-				f, err := config.Trust(a.configOptions(), first(args))
+				f, err := config.Trust(a.configOptions(nil), first(args))
 				if err == nil {
 					a.note("trusted as it is now: " + f.Path)
 				}
@@ -69,7 +69,7 @@ it is no longer trusted.`,
 		&cobra.Command{
 			Use: "untrust [DIR]", Short: "take that back", Args: cobra.MaximumNArgs(1),
 			Example: "  kern-sbx config untrust",
-			RunE:    func(_ *cobra.Command, args []string) error { return config.Untrust(a.configOptions(), first(args)) },
+			RunE:    func(_ *cobra.Command, args []string) error { return config.Untrust(a.configOptions(nil), first(args)) },
 		},
 	)
 	return c
@@ -89,7 +89,7 @@ type settingDoc struct {
 }
 
 func (a *app) configShow(all bool) error {
-	conf, err := config.Load(a.configOptions())
+	conf, err := config.Load(a.configOptions(nil))
 	if err != nil {
 		return err
 	}
@@ -147,7 +147,7 @@ type fileDoc struct {
 
 func (a *app) configPath() error {
 	// A file with a mistake in it still has a path.
-	conf, err := config.Load(a.configOptions())
+	conf, err := config.Load(a.configOptions(nil))
 	docs := []fileDoc{}
 	if conf != nil {
 		for _, f := range conf.Files() {
@@ -171,7 +171,7 @@ func (a *app) configPath() error {
 }
 
 func (a *app) configCheck() error {
-	errs := config.Check(a.configOptions())
+	errs := config.Check(a.configOptions(nil))
 	for _, e := range errs {
 		a.say("error", e.Error())
 	}
@@ -190,7 +190,7 @@ func (a *app) configInit() error {
 	var b strings.Builder
 	b.WriteString("# kern-sbx: settings for every run. Each key is the flag of the same name;\n# kern-sbx run --help=all explains them. Nothing here is in force until the #\n# in front of it is taken away.\n\n# use-preset = \"ci\"\n")
 	section := func(global bool) {
-		for _, k := range a.keys() {
+		for _, k := range a.keys(nil) {
 			if k.Global != global || k.Kind == config.Map {
 				continue
 			}

@@ -49,8 +49,8 @@ Exits with 0; with 1 when something failed; with 125 when no box starts.`,
 	f := c.Flags()
 	f.SetInterspersed(false)
 	f.SortFlags = false
-	f.StringArrayVar(&o.only, "only", nil, "run the check `ID` alone; may be given several times")
-	f.StringArrayVar(&o.skip, "skip", nil, "leave out the check `ID`; may be given several times")
+	list(f, &o.only, "only", "", nil, "run the check `ID` alone; may be given several times")
+	list(f, &o.skip, "skip", "", nil, "leave out the check `ID`; may be given several times")
 	f.BoolVar(&o.strict, "strict", false, "a warning counts as a failure")
 	f.BoolVar(&o.deep, "deep", false, "break the promises with the numbers of the flags, and measure what takes seconds")
 	for _, n := range []string{"only", "skip", "strict", "deep"} {
@@ -165,7 +165,7 @@ func (o *doctorOpts) env(ctx context.Context, c *cobra.Command, box bool, progre
 		Getenv: a.env, UID: os.Getuid(), Dirs: dirs, Deep: o.deep,
 		KernDoctor: doctor.RunKernDoctor, TryUserNS: doctor.TryUserNS,
 		Listen: doctor.Listen, Room: doctor.RoomOf,
-		Config:  func() (*config.Config, error) { return config.Load(a.configOptions()) },
+		Config:  func() (*config.Config, error) { return config.Load(a.configOptions(nil)) },
 		Holders: func() []*pool.Entry { return a.holders(dirs) },
 	}
 	var start time.Duration

@@ -158,6 +158,7 @@ run: the code itself, or the sandbox.`,
 	a.addGlobalFlags(root)
 	if one := a.oneCommand(); one != nil {
 		root.AddCommand(one)
+		root.CompletionOptions.DisableDefaultCmd = true // it is another command
 	} else {
 		for _, c := range a.commands() {
 			root.AddCommand(c.make())

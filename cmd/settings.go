@@ -121,10 +121,17 @@ func oneOf(words ...string) func(string) error {
 }
 
 // keys lists what a configuration may set: one key for each flag, taken from
-// the flags themselves, so that the two cannot drift apart.
-func (a *app) keys() []config.Key {
-	var keys []config.Key
-	add := func(f *pflag.Flag, global bool) {
+// the flags themselves, so that the two cannot drift apart. c is the command that
+// runs, nil for none: when it has the flags of a box, no others are made.
+func (a *app) keys(c *cobra.Command) []config.Key {
+	keys := make([]config.Key, 0, 80)
+	add := func(k config.Key) {
+		if r, ok := keyRules[k.Name]; ok {
+			k.Check, k.Tighter, k.AlwaysSafe = r.check, r.tighter, r.safe
+		}
+		keys = append(keys, k)
+	}
+	of := func(f *pflag.Flag, global bool) {
 		if notKeys[f.Name] {
 			return
 		}
@@ -139,27 +146,28 @@ func (a *app) keys() []config.Key {
 			k.Kind = config.Map
 			k.Check = func(s string) error { _, _, _, err := validate.ParseEnv(s); return err }
 		}
-		if r, ok := keyRules[f.Name]; ok {
-			k.Check, k.Tighter, k.AlwaysSafe = r.check, r.tighter, r.safe
-		}
-		keys = append(keys, k)
+		add(k)
 	}
-	// A command of its own to hang the flags on: the one that is running may be
-	// another, or may have changed their values.
-	var b boxFlags
-	c := &cobra.Command{}
-	b.add(c)
-	c.Flags().String("lang", "", "")
-	c.Flags().VisitAll(func(f *pflag.Flag) { add(f, false) })
-	(&app{}).addGlobalFlags(c)
-	c.PersistentFlags().VisitAll(func(f *pflag.Flag) { add(f, true) })
+	if c == nil || c.Flags().Lookup("image") == nil {
+		var b boxFlags
+		c = &cobra.Command{}
+		b.add(c)
+		(&app{}).addGlobalFlags(c)
+	}
+	c.Flags().VisitAll(func(f *pflag.Flag) {
+		if _, ok := f.Annotations[ofBox]; ok {
+			of(f, false)
+		}
+	})
+	add(config.Key{Name: "lang"}) // of code, and not of a box
+	c.Root().PersistentFlags().VisitAll(func(f *pflag.Flag) { of(f, true) })
 	return keys
 }
 
-func (a *app) configOptions() config.Options {
+func (a *app) configOptions(c *cobra.Command) config.Options {
 	dir, _ := os.Getwd()
 	return config.Options{
-		Keys: a.keys(), File: a.global.config, Preset: a.global.preset,
+		Keys: a.keys(c), File: a.global.config, Preset: a.global.preset,
 		Environ: os.Environ(), Dir: dir, Home: a.env("HOME"), UID: os.Getuid(),
 	}
 }
@@ -170,7 +178,7 @@ func (a *app) configure(c *cobra.Command, b *boxFlags) error {
 	b.given, b.typedEnv = map[string]string{}, b.env
 	fs := c.Flags()
 	fs.Visit(func(f *pflag.Flag) { b.given[f.Name] = fromFlag })
-	conf, err := config.Load(a.configOptions())
+	conf, err := config.Load(a.configOptions(c))
 	if err != nil {
 		return err
 	}
@@ -211,7 +219,7 @@ func (a *app) configure(c *cobra.Command, b *boxFlags) error {
 // completePresets lists the presets of the configuration; it starts nothing,
 // and a broken file just gives none.
 func (a *app) completePresets(*cobra.Command, []string, string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	conf, err := config.Load(a.configOptions())
+	conf, err := config.Load(a.configOptions(nil))
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}

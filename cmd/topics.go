@@ -67,7 +67,7 @@ func (a *app) environmentHelp() string {
 		fmt.Fprintf(&b, "  %-24s %s\n", v[0], v[1])
 	}
 	b.WriteString("\nAnd one for each setting; a list takes one value a line:\n\n")
-	for _, k := range a.keys() {
+	for _, k := range a.keys(nil) {
 		if k.Name == "env" {
 			continue // a box gets its variables from flags and files alone
 		}
