@@ -86,6 +86,9 @@ const (
 	// yieldTime is how long a new box waits for calls that run: they are why it is
 	// there, and have the machine first.
 	yieldTime = 250 * time.Millisecond
+	// settleTime is how long after a call the next start waits while there are other
+	// boxes: whoever called still reads the answer, prints it and ends.
+	settleTime = 20 * time.Millisecond
 	tidyEvery = time.Second
 )
 
@@ -178,6 +181,10 @@ func (b *boxes) fill(ctx context.Context, first func(error), all func()) {
 		b.mu.Lock()
 		missing, busy, pause := b.o.Want-len(b.ready), b.status.Busy, time.Until(b.retryAt)
 		changed, gaveUp := b.changed, b.status.State == "failed"
+		var settle time.Duration
+		if len(b.ready) > 0 && b.status.Served > 0 {
+			settle = settleTime - time.Since(b.lastUsed)
+		}
 		b.mu.Unlock()
 		wait := tidyEvery
 		switch {
@@ -190,6 +197,8 @@ func (b *boxes) fill(ctx context.Context, first func(error), all func()) {
 		case pause > 0:
 			wait = min(wait, pause)
 			changed = nil
+		case settle > 0:
+			wait = settle
 		case busy > 0 && !b.quiet(ctx):
 			fallthrough
 		default:

@@ -374,13 +374,19 @@ func (s *server) exec(r wire.Request, fds []int) wire.Event {
 			return failed("terminal", number(err))
 		}
 	}
+	var warm process
 	if s.driver.pid > 0 {
 		// Its memory and its processes are not the command's. That it is gone is not
-		// waited for, a millisecond that a command would pay: reap takes it.
-		s.driver.kill()
+		// waited for, a millisecond that a command would pay: reap takes it. What the
+		// kernel has to take down of it comes behind whoever works for the command.
+		warm = s.driver.process
+		unix.Setpriority(unix.PRIO_PROCESS, warm.pid, 19)
 		s.driver.close()
 	}
 	p, what, errno := s.start(&y, files, r.TTY)
+	if warm.pid > 0 {
+		warm.kill()
+	}
 	if errno != 0 {
 		return failed(what, errno)
 	}
