@@ -89,7 +89,7 @@ const (
 	// settleTime is how long after a call the next start waits while there are other
 	// boxes: whoever called still reads the answer, prints it and ends.
 	settleTime = 20 * time.Millisecond
-	tidyEvery = time.Second
+	tidyEvery  = time.Second
 )
 
 // waiting is one box that waits.
