@@ -38,14 +38,13 @@ type mcpOpts struct {
 func (a *app) mcpCommand() *cobra.Command {
 	o := &mcpOpts{app: a}
 	c := &cobra.Command{
-		Use:     "mcp [box flags]",
+		Use:     "mcp [flags]",
 		Short:   "serve boxes as tools for agents (Model Context Protocol)",
 		GroupID: groupBox,
 		Long: `Serve the Model Context Protocol on standard input and output: an agent runs code
-and commands in boxes with these flags, and reads and writes the files of one
-workspace. It can ask for a shorter or longer time and for other memory, up to
---max-timeout and --max-memory; for nothing else. The variables KERN_MCP_* of kern's
-own server are understood where no flag and no setting says otherwise.`,
+and commands in boxes with these flags, and handles the files of one workspace. It
+may ask for time and memory, up to --max-timeout and --max-memory, and for nothing
+else. kern-sbx help agents says more.`,
 		Example: `  kern-sbx mcp --print-config claude-code --image host
   kern-sbx mcp --image python:3.12-slim --kernel --memory 2g
   kern-sbx mcp -W ./project --prewarm 2 --max-timeout 10m`,
@@ -68,6 +67,9 @@ own server are understood where no flag and no setting says otherwise.`,
 		flag := f.Lookup(name)
 		flag.DefValue = value
 		flag.Value.Set(value)
+	}
+	for _, n := range []string{"interactive", "tty", "init"} { // check refuses them
+		f.MarkHidden(n)
 	}
 	c.RegisterFlagCompletionFunc("print-config", cobra.FixedCompletions(mcp.Clients(), cobra.ShellCompDirectiveNoFileComp))
 	for _, n := range []string{"prewarm", "max-memory", "max-timeout"} {
