@@ -1,6 +1,8 @@
 package runner
 
 import (
+	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -66,6 +68,37 @@ func TestFakeKern(t *testing.T) {
 				t.Errorf("code that never ran wrote %q", text(t, res.CodeStderr))
 			}
 		})
+	}
+}
+
+// TestFakeKernRaced: what a race in kern kept from starting is started again, a few
+// times, and not when there is input that may have been read.
+func TestFakeKernRaced(t *testing.T) {
+	for _, r := range []struct {
+		refuses, starts int
+		input           bool
+		want            string
+	}{
+		{1, 2, false, "status 7 exit 7"},
+		{2, 3, false, "status 7 exit 7"},
+		{9, 3, false, "status 125 startup_failed"},
+		{1, 1, true, "status 125 startup_failed"},
+	} {
+		file := filepath.Join(t.TempDir(), "starts")
+		res := runFake(t, fmt.Sprintf("raced:%d:%s", r.refuses, file), func(s *Spec) {
+			if r.input {
+				in, err := os.Open(os.DevNull)
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { in.Close() })
+				s.Stdin = in
+			}
+		})
+		n, _ := os.ReadFile(file)
+		if d := describe(res); !strings.HasPrefix(d, r.want) || len(n) != r.starts {
+			t.Errorf("%+v: %s after %d starts", r, d, len(n))
+		}
 	}
 }
 

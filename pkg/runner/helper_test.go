@@ -65,6 +65,12 @@ func fakeKern(mode, as string) {
 		return os.NewFile(uintptr(n), name)
 	}
 	started, alive, gate := num("KERN_STARTED_FD"), num("KERN_ALIVE_FD"), num("KERN_GATE_FD")
+	if kind == "raced" {
+		if as != "pid1" {
+			racedStart(arg, alive)
+		}
+		kind, arg = "payload", "1,1,0,0"
+	}
 	if as == "pid1" {
 		fakeInit(kind, alive, gate)
 	}
@@ -105,6 +111,23 @@ func fakeKern(mode, as string) {
 	}
 	started.Close()
 	os.Exit(st.ExitCode())
+}
+
+// racedStart refuses the first starts as kern does whose slice went away: N:FILE
+// counts them.
+func racedStart(arg string, alive *os.File) {
+	most, file, _ := strings.Cut(arg, ":")
+	n, err := strconv.Atoi(most)
+	f, ferr := os.OpenFile(file, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil || ferr != nil {
+		os.Exit(99)
+	}
+	f.WriteString("x")
+	if st, err := f.Stat(); err == nil && st.Size() <= int64(n) {
+		alive.Write([]byte("A"))
+		fmt.Fprintln(os.Stderr, "error: sandbox: resource caps could not be enforced on the direct cgroup path (kern.slice delegation raced, was garbage-collected, or is partial); refusing to start an uncapped box")
+		os.Exit(1)
+	}
 }
 
 // fakeBuild is what the fake does before there is a box.

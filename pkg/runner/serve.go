@@ -71,7 +71,16 @@ const driverTime = 60 * time.Second
 // Boot starts a box that waits. With driver, a command line, it starts that as
 // well and waits until it is ready for cells. A Result says why there is no box;
 // an error, what kept us from trying. The context only bounds the start.
-func Boot(ctx context.Context, budget *Budget, dirs Dirs, s *Spec, driver []string) (*Served, *Result, error) {
+func Boot(ctx context.Context, budget *Budget, dirs Dirs, s *Spec, driver []string) (b *Served, res *Result, err error) {
+	for range mostTries {
+		if b, res, err = bootOnce(ctx, budget, dirs, s, driver); !raced(res) {
+			break
+		}
+	}
+	return b, res, err
+}
+
+func bootOnce(ctx context.Context, budget *Budget, dirs Dirs, s *Spec, driver []string) (*Served, *Result, error) {
 	own := *s
 	own.served, own.Track = true, false
 	r := &run{spec: &own, budget: budget, dirs: dirs, errMark: -1}
