@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"runtime"
@@ -436,9 +437,9 @@ func (b *box) reap() {
 			}
 		}
 		// What the supervisor started besides, and we have not seen, is still
-		// in its session.
+		// in its session; its helpers have one of their own, and its command line.
 		for _, pid := range children(os.Getpid()) {
-			if pid == b.s.pid || procSession(pid) != b.s.pid {
+			if pid == b.s.pid || procSession(pid) != b.s.pid && !b.named(pid) {
 				continue
 			}
 			unix.Kill(pid, unix.SIGKILL) // our own child: the number is its own until we wait
@@ -451,6 +452,13 @@ func (b *box) reap() {
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
+}
+
+// named says whether a child of ours, whom the supervisor left us, is one that it
+// forked: the name of the box is in the command line, and no other box has it.
+func (b *box) named(pid int) bool {
+	line, err := readProc("/proc/" + strconv.Itoa(pid) + "/cmdline")
+	return err == nil && bytes.HasPrefix(line, []byte("kern\x00box\x00"+b.name+"\x00"))
 }
 
 // payloadTime bounds the wait for the teardown bytes once kern has exited.

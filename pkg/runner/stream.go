@@ -329,10 +329,10 @@ func (r *relay) awaitNow(hurry <-chan struct{}) bool {
 		default:
 		}
 		if r.taken.Load() >= mark && !r.showing.Load() {
-			r.left.Store(true)
+			// It reads no more; what it has read and not yet counted, which was in the
+			// pipe no longer when that was asked, it still passes on.
 			r.src.SetReadDeadline(time.Now())
-			<-r.done
-			return true
+			return r.await(hurry)
 		}
 		select {
 		case <-r.done:

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
 	"time"
 
@@ -352,3 +353,28 @@ type (
 	kernBox   = box // both names are others here
 	kernAlive = alive
 )
+
+// What was written before the end is there, also what the relay had just taken out
+// of the pipe when it was asked.
+func TestAwaitNowLosesNothing(t *testing.T) {
+	dir := t.TempDir()
+	for i := range 3000 {
+		src, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		keep := &capture{dir: dir}
+		r := newRelay(src, nil, keep, 0)
+		go r.run()
+		if i%2 == 0 {
+			runtime.Gosched()
+		}
+		w.WriteString("x")
+		r.awaitNow(nil)
+		if keep.size != 1 {
+			t.Fatalf("round %d: %d bytes are kept", i, keep.size)
+		}
+		w.Close()
+		src.Close()
+	}
+}
